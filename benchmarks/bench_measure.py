@@ -20,7 +20,7 @@ def main() -> int:
         buffer = RowBuffer()
         for t in tensors:
             buffer.add(t, histogram=histogram)
-        return buffer.pending().table()
+        return buffer.start_read().table()
 
     def nanny() -> object:
         return rows(histogram=True)

@@ -14,7 +14,7 @@ from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
 from nanny.core.examination import Examination, Hazard, Place
 from nanny.core.step import OptimizerState, StepRecord, Update
-from nanny.diagnose.choose import diagnoses_of, fitting
+from nanny.diagnose.choose import all_that_fit, diagnoses_of
 from nanny.diagnose.evidence import Evidence, RunFacts
 from nanny.diagnose.history import RunHistory
 from nanny.diagnose.knowledge import remedy_of
@@ -101,8 +101,8 @@ def test_one_batch_that_the_second_moment_keeps(norm: float, beta2: float | None
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_cause_names_a_format_that_the_run_does_not_have(dtype: str):
     evidence = run_of(GROWS, GROWS, [2.0] * 8, latest=StepRecord(0, amp_dtype="" if dtype == "float32" else dtype))
-    assert [one.cause for one in fitting(evidence) if one.cause.endswith("_fp16")] == []
-    assert all(one.format == {"float32": "", "bfloat16": "bf16"}[dtype] for one in fitting(evidence))
+    assert [one.cause for one in all_that_fit(evidence) if one.cause.endswith("_fp16")] == []
+    assert all(one.format == {"float32": "", "bfloat16": "bf16"}[dtype] for one in all_that_fit(evidence))
 
 
 def test_former_names_and_names_without_a_format_are_understood(capsys: pytest.CaptureFixture[str]):

@@ -264,32 +264,32 @@ def test_the_first_steps_are_examined_then_at_growing_distance():
     for position in range(40):
         if plan.wants(position, float(position), 0.01):
             seen.append(position)
-            plan.done(position, 0.05)
+            plan.count_done(position, 0.05)
     assert seen == [0, 1, 2, 4, 8, 16, 32]
 
 
 def test_examinations_beyond_the_first_seconds_must_be_earned():
     plan = ExaminationPlan()
     assert plan.wants(0, 0.0, None)
-    plan.done(0, 80.0)  # a large model
+    plan.count_done(0, 80.0)  # a large model
     assert not any(plan.wants(position, 10.0 * position, 10.0) for position in range(1, 1000))
     assert plan.wants(2000, 20_000.0, 10.0)
 
 
 def test_what_the_loss_scale_hid_is_looked_at_again_whatever_the_time():
     plan = ExaminationPlan()
-    plan.done(0, 80.0, was_hidden=True)
+    plan.count_done(0, 80.0, was_hidden=True)
     assert [p for p in range(1, 40) if plan.wants(p, 10.0 * p, 10.0)][:1] == [4]
-    plan.done(4, 80.0)
+    plan.count_done(4, 80.0)
     assert not any(plan.wants(position, 10.0 * position, 10.0) for position in range(5, 1000))
 
 
 def test_a_short_second_step_is_looked_at_whatever_the_time():
     for seconds, wanted in ((2.0, True), (4.0, False)):
         plan = ExaminationPlan(at_once=0.0)
-        plan.done(0, seconds)
+        plan.count_done(0, seconds)
         assert plan.wants(1, 0.1, 0.01) is wanted
-        assert (plan.allowed(1, 0.1) >= 2 * seconds) is wanted
+        assert (plan.allowance(1, 0.1) >= 2 * seconds) is wanted
 
 
 def test_a_scale_that_never_fits_is_not_looked_at_for_ever():
@@ -298,7 +298,7 @@ def test_a_scale_that_never_fits_is_not_looked_at_for_ever():
     for position in range(500):
         if plan.wants(position, 10.0 * position, 10.0):
             seen.append(position)
-            plan.done(position, 80.0, was_hidden=True)
+            plan.count_done(position, 80.0, was_hidden=True)
     assert seen == [0, 4, 20]
 
 
@@ -348,7 +348,7 @@ def test_an_examination_that_fails_ends_the_examinations_and_not_the_watching(mo
     def broken(examination):
         raise ZeroDivisionError("mine")
 
-    monkeypatch.setattr("nanny.monitor.watch.judged", broken)
+    monkeypatch.setattr("nanny.monitor.watch.judge", broken)
     model = Area()
     with MixedPrecisionNanny(model, output_dir=None, live=False) as monitor:
         scaled_loop(model, 4, monitor)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import nanny
 from nanny.examine.again import NotAgain, examine_again
-from nanny.examine.hazards import judged
+from nanny.examine.hazards import judge
 from nanny.monitor.examiner import ExaminationPlan
 from nanny.watch.calls import ModelCalls
 
@@ -61,7 +61,7 @@ def test_the_first_bad_operation_is_named_and_nothing_changes() -> None:
     with torch.autocast("cpu", torch.float16):
         out = model(x, size=300.0)
     before = _everything(model)
-    examination = judged(examine_again(calls.made, [(model, "")], step=4))
+    examination = judge(examine_again(calls.made, [(model, "")], step=4))
     assert _same(before, _everything(model))
     calls.close()
     out.sum().backward()  # the graph is whole
@@ -289,7 +289,7 @@ def _many(x: Tensor) -> Tensor:
 def test_an_examination_that_ran_out_of_time_does_not_leave_the_step_unexplained(
     monkeypatch: pytest.MonkeyPatch, calls_follow: bool
 ) -> None:
-    monkeypatch.setattr(ExaminationPlan, "left", lambda *_: 0.0)
+    monkeypatch.setattr(ExaminationPlan, "seconds_left", lambda *_: 0.0)
     torch.manual_seed(0)
 
     class Long(nn.Module):

@@ -39,7 +39,7 @@ GUARDS = {
     "watch.op_stream._OpStream._failed",
     "watch.op_stream._run",  # the program's own operation
     "watch.calls._catch",
-    "watch.calls._heard",
+    "watch.calls._hear",
     "watch.calls._is_over",
     "watch.events._ignore",
     "watch.events.PartListener.__getattr__",
@@ -59,7 +59,7 @@ GUARDS = {
     "watch.places.Places.close",
     "examine.sanitizer.Sanitizer._unhook",
     "examine.sanitizer.Sanitizer.close",
-    "examine.sanitizer.Sanitizer._guarded",
+    "examine.sanitizer.Sanitizer._guard",
     "examine.sanitizer.Sanitizer._on_gradient",
     "examine.sanitizer.Sanitizer._on_input",
     "examine.sanitizer.Sanitizer._on_output",

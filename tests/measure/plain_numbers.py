@@ -53,7 +53,7 @@ def measure_tensors(tensors: Sequence[Tensor], *, histogram: bool = False) -> li
     rows = RowBuffer()
     for tensor in tensors:
         rows.add(tensor, histogram=histogram)
-    values, histograms = rows.pending().table()
+    values, histograms = rows.start_read().table()
     out = []
     for i, (count, low, high, squares, total) in enumerate(values.T.tolist()):
         nan, posinf, neginf = (0, 0, 0) if math.isfinite(low) and math.isfinite(high) else count_nonfinite(tensors[i])

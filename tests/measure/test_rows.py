@@ -267,7 +267,7 @@ def test_buffered_rows_are_those_of_the_moment_they_were_added():
     buffer.add(tensor.double())
     tensor.fill_(math.nan)
     assert (len(buffer), buffer.is_bad(0), buffer.add(tensor), buffer.is_bad(2)) == (2, False, 2, True)
-    values, histograms = buffer.pending().table()
+    values, histograms = buffer.start_read().table()
     assert values[:4, 0].tolist() == [2000, before[0].minimum, before[0].maximum, before[0].sum_squares]
     assert values[4, 0] / 2000 == before[0].mean
     assert histograms[0].tolist() == list(before[0].histogram)
@@ -417,7 +417,7 @@ def test_reading_rows_copies_to_the_host_once_for_all_tensors(monkeypatch):
     rows = RowBuffer()
     for _ in range(30):
         rows.add(torch.randn(10))
-    assert host_reads(monkeypatch, lambda: rows.pending().table()) == ["Tensor.numpy"]
+    assert host_reads(monkeypatch, lambda: rows.start_read().table()) == ["Tensor.numpy"]
 
 
 def mixed() -> list[torch.Tensor]:
@@ -440,7 +440,7 @@ def test_tensors_measured_together_have_the_numbers_they_have_alone(sample):
         alone.is_bad(len(alone) - 1)
         alone._measure_copies()
     assert together.bad_rows() == [i for i in range(len(alone)) if alone.is_bad(i)] != []
-    (values, histograms), (expected, expected_histograms) = together.pending().table(), alone.pending().table()
+    (values, histograms), (expected, expected_histograms) = together.start_read().table(), alone.start_read().table()
     np.testing.assert_allclose(values, expected, rtol=1e-6)
     np.testing.assert_array_equal(histograms, expected_histograms)
     assert not histograms[0].any()
@@ -525,7 +525,7 @@ def test_of_a_distributed_tensor_the_local_part_is_measured():
             rows = RowBuffer()
             for tensor in tensors:
                 rows.add(tensor, histogram=True)
-            return rows.pending().table()
+            return rows.start_read().table()
 
         store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -12,7 +12,7 @@ from torch import nn
 from nanny import MixedPrecisionNanny
 from nanny.core.formats import BELOW_BIN, FIRST_BIN, HISTOGRAM_BINS, ZERO_BIN
 from nanny.core.step import SiteTable
-from nanny.monitor.recording import unscaled
+from nanny.monitor.recording import unscale
 from nanny.store import reader
 
 
@@ -48,12 +48,12 @@ def test_a_histogram_moves_by_whole_orders_and_loses_nothing():
     histogram = np.zeros((1, HISTOGRAM_BINS), dtype=np.int64)
     histogram[0, [ZERO_BIN, FIRST_BIN + 2, FIRST_BIN + 100]] = 5, 7, 11
     table = SiteTable(("a",), {"count": np.array([23.0]), "norm": np.array([8.0])}, ("float16",), histogram)
-    moved = unscaled(table, 16.0)
+    moved = unscale(table, 16.0)
     assert moved.columns["norm"].tolist() == [0.5]
     assert moved.columns["count"].tolist() == [23.0]
     assert moved.histograms[0, [ZERO_BIN, BELOW_BIN, FIRST_BIN + 96]].tolist() == [5, 7, 11]
     assert moved.histograms.sum() == 23
-    assert unscaled(table, None) is table
+    assert unscale(table, None) is table
 
 
 def test_clipping_is_on_record_and_the_norms_are_from_before_it(tmp_path):

@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from training import Apply, mlp, train
 
 from nanny import cli
-from nanny.show.translation import labelled
+from nanny.show.translation import with_label
 from runs.query_recordings import nanny
 
 STEPS = 24
@@ -137,7 +137,7 @@ def test_card_and_summary_of_a_healthy_run_tell_its_clearance_in_both_languages(
         words = _shown(file)
         assert (words[0], heading in words) == (verdict, True)
         assert cli.main(["summary", "--db", db, "--run", "2", "--lang", language]) == 0
-        assert f"    {labelled(heading, '', language)}" in capsys.readouterr().out, "the terminal says what the picture says"
+        assert f"    {with_label(heading, '', language)}" in capsys.readouterr().out, "the terminal says what the picture says"
 
 
 def test_a_card_is_a_picture_of_the_promised_size_or_says_what_it_can_be(

@@ -8,10 +8,10 @@ import math
 
 import pytest
 
-from nanny.core.numbers import counted, duration, factor, listed, power_of_two, share, short, shortened
+from nanny.core.numbers import amount, duration, factor, join_names, power_of_two, share, short, shorten
 from nanny.show.spark import BLOCKS, NON_FINITE, sparkline
 from nanny.show.tables import Answer, Column, Line, Table, csv_text, render_answer, table_text
-from nanny.show.term import columns_of, wrapped
+from nanny.show.term import columns_of, wrap
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_a_small_share_is_not_shown_as_nothing_nor_a_large_one_as_all(fraction: 
 
 def test_small_words() -> None:
     assert (power_of_two(65536.0), power_of_two(0.25), power_of_two(3.0)) == ("2**16", "2**-2", "3")
-    assert (counted(1, "layer"), counted(3, "layer"), counted(0, "layer")) == ("1 layer", "3 layers", "no layers")
-    assert listed(["a", "b", "c", "d"], 2) == "a, b and 2 more"
+    assert (amount(1, "layer"), amount(3, "layer"), amount(0, "layer")) == ("1 layer", "3 layers", "no layers")
+    assert join_names(["a", "b", "c", "d"], 2) == "a, b and 2 more"
     assert (duration(0.03), duration(75), duration(7500)) == ("30 ms", "1 min 15 s", "2 h 05 min")
     assert (factor(3.0), factor(0.25), factor(1.08)) == ("3 times larger", "4 times smaller", "8 % larger")
 
@@ -43,12 +43,12 @@ def test_small_words() -> None:
 @pytest.mark.parametrize("width", [1, 5, 12, 20, 33, 60])
 def test_long_names_fit_the_width_whatever_it_is(width: int) -> None:
     name = "transformer.encoder.layer.217.attention.output.dense_projection.weight"
-    assert len(shortened(name, width)) <= width
-    assert len(shortened("x" * 80, width)) <= width
+    assert len(shorten(name, width)) <= width
+    assert len(shorten("x" * 80, width)) <= width
 
 
 def test_a_shortened_name_keeps_its_number_and_its_end() -> None:
-    short_form = shortened("transformer.encoder.layer.217.attention.output.dense_projection.weight", 40)
+    short_form = shorten("transformer.encoder.layer.217.attention.output.dense_projection.weight", 40)
     assert ".217." in short_form
     assert short_form.endswith("weight")
 
@@ -117,8 +117,8 @@ def test_long_lines_are_wrapped_with_their_indent() -> None:
 
 
 def test_a_path_or_command_is_cut_in_the_middle_and_not_at_its_dots() -> None:
-    assert shortened("experiments/first/nanny_logs/metrics.db", 20) == "experi…gs/metrics.db"
-    assert shortened("../train.py --lr 0.001", 16) == "../tr…--lr 0.001"
+    assert shorten("experiments/first/nanny_logs/metrics.db", 20) == "experi…gs/metrics.db"
+    assert shorten("../train.py --lr 0.001", 16) == "../tr…--lr 0.001"
 
 
 def test_at_80_columns_a_table_leaves_out_its_last_columns_and_names_them() -> None:
@@ -130,9 +130,7 @@ def test_at_80_columns_a_table_leaves_out_its_last_columns_and_names_them() -> N
 
 
 def test_chinese_is_wrapped_by_the_columns_it_fills_and_a_percentage_stays_whole() -> None:
-    lines = wrapped(
-        "   在 FP32 下同一结果达到 68,926，超过 fp16 的 65,504：其 256 个结果中有 0.391 % 变为无穷，损失为 NaN。", 40, 5
-    )
+    lines = wrap("   在 FP32 下同一结果达到 68,926，超过 fp16 的 65,504：其 256 个结果中有 0.391 % 变为无穷，损失为 NaN。", 40, 5)
     assert all(columns_of(line) <= 40 for line in lines)
     assert len(lines) > 2
     assert not any(line.lstrip()[0] in "，。：%" for line in lines)

@@ -17,20 +17,20 @@ def budget(monkeypatch, used: int, free: int) -> MemoryBudget:
 
 
 def test_a_small_program_needs_no_thought_and_a_large_one_a_share(monkeypatch):
-    assert budget(monkeypatch, 1 << 20, 1 << 40).allowed(0) == ENOUGH
-    assert budget(monkeypatch, 10 << 30, 1 << 40).allowed(0) == int(SHARE * (10 << 30))
+    assert budget(monkeypatch, 1 << 20, 1 << 40).allowance(0) == ENOUGH
+    assert budget(monkeypatch, 10 << 30, 1 << 40).allowance(0) == int(SHARE * (10 << 30))
 
 
 def test_where_little_is_left_half_of_it_is_taken(monkeypatch):
-    assert budget(monkeypatch, 10 << 30, 100 << 20).allowed(held=7) == 7 + (50 << 20)
+    assert budget(monkeypatch, 10 << 30, 100 << 20).allowance(held=7) == 7 + (50 << 20)
 
 
 def test_where_less_than_enough_is_left_there_is_a_shortage_and_what_is_kept_counts_as_free(monkeypatch):
     tight = budget(monkeypatch, 10 << 30, ENOUGH - 1)
     assert not tight.shortage
-    tight.allowed(held=0)
+    tight.allowance(held=0)
     assert tight.shortage == "only 127 MiB of memory are free"
-    tight.allowed(held=1)
+    tight.allowance(held=1)
     assert tight.shortage == ""
     assert memory.shortage(CPU)
 
@@ -40,9 +40,9 @@ def test_what_the_step_makes_is_the_programs_and_the_most_counts(monkeypatch):
     x = torch.zeros(1 << 20)
     tight.note(x)
     tight.note(x[:2])  # the same memory
-    assert tight.allowed(0) == int(SHARE * ((1 << 30) + (4 << 20)))
+    assert tight.allowance(0) == int(SHARE * ((1 << 30) + (4 << 20)))
     del x
-    assert tight.allowed(0) == int(SHARE * ((1 << 30) + (4 << 20)))
+    assert tight.allowance(0) == int(SHARE * ((1 << 30) + (4 << 20)))
 
 
 def test_this_process_has_some_memory_and_uses_some():

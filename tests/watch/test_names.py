@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from nanny.watch.names import called_part, is_compiled, parts_of, signature_of, unwrapped
+from nanny.watch.names import called_part, is_compiled, parts_of, signature_of, unwrap
 
 
 def model() -> nn.Sequential:
@@ -91,7 +91,7 @@ def test_a_program_s_own_look_up_of_attributes_is_not_asked():
 
     wrapper = Wrapper()
     asked.clear()
-    assert unwrapped(wrapper) is called_part(wrapper) is wrapper
+    assert unwrap(wrapper) is called_part(wrapper) is wrapper
     assert not is_compiled(wrapper)
     assert set(parts_of([(wrapper, "")]).parameters.values()) == {"inner.weight", "inner.bias"}
     assert asked == []
@@ -103,6 +103,6 @@ def test_the_module_inside_fsdp_is_found_though_only_a_property_gives_it():
     try:
         inner = nn.Linear(4, 4)
         wrapped = FullyShardedDataParallel(inner, device_id=torch.device("cpu"), use_orig_params=True)
-        assert unwrapped(wrapped) is inner
+        assert unwrap(wrapped) is inner
     finally:
         torch.distributed.destroy_process_group()

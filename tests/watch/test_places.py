@@ -66,7 +66,7 @@ class PlacesOfOps(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         spot = self.where.spot()
-        self.seen.append((func.overloadpacket.__name__, spot.resolved()))
+        self.seen.append((func.overloadpacket.__name__, spot.resolve()))
         self.classes.append(spot.classes)
         return func(*args, **(kwargs or {}))
 

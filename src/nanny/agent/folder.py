@@ -41,7 +41,7 @@ class ReadableFolder:
     def holds(self, real: Path) -> bool:
         return real == self.root or self.root in real.parents
 
-    def shown(self, path: str | Path) -> str:
+    def display_path(self, path: str | Path) -> str:
         """A path as the agent should give it back: relative to the root where it is below it."""
         real = Path(path)
         text = str(real.relative_to(self.root)) if self.holds(real) else str(real)
@@ -78,4 +78,4 @@ class ReadableFolder:
         if folder.is_dir():
             for entry in folder.iterdir():
                 if is_store_name(entry.name) and not self.holds(real_path(entry)):
-                    raise NannyError(f"{self.shown(entry)}: a link that leads outside {self.root}; name the store itself")
+                    raise NannyError(f"{self.display_path(entry)}: a link that leads outside {self.root}; name the store itself")

@@ -63,7 +63,7 @@ def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
     from mcp.server.mcpserver.exceptions import ToolError
 
     @contextlib.contextmanager
-    def told(given: dict[str, Any]) -> Iterator[None]:
+    def errors_in_words(given: dict[str, Any]) -> Iterator[None]:
         try:
             check_words([value for value in given.values() if isinstance(value, str)])
             yield
@@ -74,12 +74,12 @@ def _one_sentence(tool: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(tool)
     def answer(**given: Any) -> Any:
-        with told(given):
+        with errors_in_words(given):
             return tool(**given)
 
     @functools.wraps(tool)
     async def answer_later(**given: Any) -> Any:
-        with told(given):
+        with errors_in_words(given):
             return await tool(**given)
 
     if inspect.iscoroutinefunction(tool):
@@ -94,12 +94,12 @@ def _described_signature(tool: Callable[..., Any]) -> inspect.Signature:
 
     hints = get_type_hints(tool, include_extras=True)
 
-    def described(hint: Any) -> Any:
+    def describe(hint: Any) -> Any:
         words = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, str)]
         return Annotated[hint.__origin__, Field(description=words[0])] if words else hint
 
     signature = inspect.signature(tool)
-    parameters = [p.replace(annotation=described(hints[name])) for name, p in signature.parameters.items()]
+    parameters = [p.replace(annotation=describe(hints[name])) for name, p in signature.parameters.items()]
     return signature.replace(parameters=parameters, return_annotation=hints["return"])
 
 

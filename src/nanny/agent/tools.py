@@ -73,7 +73,7 @@ class Tools:
             config = find_config(str(real), top)
             found = [f.path for f in find_files(str(real), notes, config.exclude, config.root)]
             inside = [f for f in found if self.folder.holds(real_path(f))]
-            notes += [f"{self.folder.shown(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
+            notes += [f"{self.folder.display_path(f)}: skipped, it leads outside the root" for f in found if f not in set(inside)]
             report = check_paths(inside, overrides, jobs=1, top=top)
         wanted = [f for f in report.findings if f.severity >= Severity.parse(severity)]
         page, following = _page(wanted, limit, offset)
@@ -121,7 +121,7 @@ class Tools:
         about = lead.source.run
         first, last = lead.steps or (None, None)
         return results.SummaryResult(
-            db=self.folder.shown(lead.source.path),
+            db=self.folder.display_path(lead.source.path),
             run=about.id,
             healthy=summary.verdict.healthy,
             verdict=self._verdict(summary),
@@ -233,7 +233,7 @@ class Tools:
         rows = [
             results.DiagnosisResult(**finite({**d.to_json(), "where": self._place(d.where)})) for d in (found,) if d is not None
         ]
-        return results.DiagnosesResult(self.folder.shown(lead.path), lead.run.id, rows, self._verdict(summary))
+        return results.DiagnosesResult(self.folder.display_path(lead.path), lead.run.id, rows, self._verdict(summary))
 
     def what_if(
         self,
@@ -279,14 +279,15 @@ class Tools:
 
     def _as(self, kind: type[Told], finding: Finding, **more: Any) -> Told:
         """A finding by the fields that this answer has of it, without numbers that JSON cannot carry."""
-        more |= {"severity": finding.severity.name.lower(), "file": self.folder.shown(finding.file) if finding.file else ""}
+        file = self.folder.display_path(finding.file) if finding.file else ""
+        more |= {"severity": finding.severity.name.lower(), "file": file}
         same = (field.name for field in fields(kind) if field.name not in more)
         return kind(**{name: finite(getattr(finding, name)) for name in same}, **more)
 
     def _run_result(self, row: ListedRun) -> results.RunResult:
         started = datetime.datetime.fromtimestamp(row.started, datetime.timezone.utc).isoformat(timespec="seconds")
         return results.RunResult(
-            db=self.folder.shown(real_path(row.file)),
+            db=self.folder.display_path(real_path(row.file)),
             run=row.run,
             rank=row.rank,
             started=started,
@@ -300,7 +301,7 @@ class Tools:
 
     def _place(self, where: str) -> str:
         file, colon, line = where.rpartition(":")
-        return f"{self.folder.shown(real_path(file))}:{line}" if colon and file else where
+        return f"{self.folder.display_path(real_path(file))}:{line}" if colon and file else where
 
 
 def _layer_kind(history: KindHistory, rows: Sequence[int]) -> results.LayerKind:

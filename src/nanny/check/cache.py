@@ -47,7 +47,7 @@ class Cache:
         self._db: sqlite3.Connection | None = None
         with suppress(OSError, sqlite3.Error):
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            self._db = _opened(path)
+            self._db = _open(path)
 
     def _get(self, key: bytes, read: Callable[[Any, Any], T]) -> T | None:
         try:
@@ -96,7 +96,7 @@ def user_cache() -> Cache | None:
     return Cache(os.path.join(home, "nanny", "check.sqlite")) if os.path.isabs(home) else None
 
 
-def _opened(path: str) -> sqlite3.Connection:
+def _open(path: str) -> sqlite3.Connection:
     """The table in the file; one that is no database is begun anew."""
     for _ in range(2):
         db = sqlite3.connect(path, timeout=1)

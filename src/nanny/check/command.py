@@ -17,11 +17,11 @@ from typing import IO
 
 from ..core.command_line import Parser, add_language, terminal_language, whole
 from ..core.finding import Finding, NannyError, Severity
-from ..core.numbers import counted
+from ..core.numbers import amount
 from ..core.terminal import complain, progress_shown, say, visible_lines
 from ..show.findings import (
     errors_first,
-    folded,
+    fold,
     in_language,
     in_order,
     render_concise,
@@ -35,7 +35,7 @@ from ..show.term import wants_colour, width_of
 from ..show.translation import translate
 from .cache import user_cache
 from .config import AMP_DTYPES, DEVICES, Config, amp_dtype_name, find_config, forget_configs, known_codes
-from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merged
+from .files import NO_TEXTS, STDIN, Report, check_paths, check_text, merge
 from .fixes import FIXABLE
 from .walk import KINDS, LARGEST, Found, Text, find_files, read_text
 
@@ -107,7 +107,7 @@ def _show_diff(options: argparse.Namespace, overrides: Config) -> int:
         return 0
     say(diff_of(fixed))
     _complain(
-        [f"{counted(fixed.count, 'finding')} would be fixed in {counted(len(fixed.texts), 'file')}; --fix writes it"], options
+        [f"{amount(fixed.count, 'finding')} would be fixed in {amount(len(fixed.texts), 'file')}; --fix writes it"], options
     )
     return 0 if options.exit_zero else 1
 
@@ -126,7 +126,7 @@ def _whole_report(options: argparse.Namespace, overrides: Config, texts: Mapping
         cache.close()
     if "-" in options.paths:
         name = options.stdin_filename or STDIN
-        config = merged(find_config(options.stdin_filename or os.curdir), overrides)
+        config = merge(find_config(options.stdin_filename or os.curdir), overrides)
         kind = KINDS.get(os.path.splitext(name)[1].lower(), "python")
         text = sys.stdin.buffer.read(LARGEST[kind] + 1)
         if len(text) > LARGEST[kind]:
@@ -160,23 +160,23 @@ def _writing(path: str, mode: str) -> Iterator[IO[str]]:
 
 def _put_out(report: Report, options: argparse.Namespace) -> None:
     if options.output_file:
-        text = rendered(report, options, colour=False, width=100)
+        text = render(report, options, colour=False, width=100)
         with _writing(options.output_file, "w") as stream:
             stream.write(f"{visible_lines(text)}\n" if text else "")
         _complain([f"{options.output_file}: {len(report.findings)} findings written"], options)
         return
     colour = wants_colour(sys.stdout)
-    text = rendered(report, options, colour, width_of(sys.stdout))
+    text = render(report, options, colour, width_of(sys.stdout))
     if text:
         say(text, colour=colour)
 
 
-def rendered(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
+def render(report: Report, options: argparse.Namespace, colour: bool, width: int) -> str:
     findings, form, lang = report.findings, options.output_format, terminal_language(options.lang)
     if options.statistics:
         return _statistics(report, form, colour, lang)
     if form in ("text", "concise"):
-        findings = errors_first(folded(findings, "REGION_DEPRECATED"))
+        findings = errors_first(fold(findings, "REGION_DEPRECATED"))
     if form == "text":
         lines, whys = (_lines_of_chains(report), _whys(findings, lang)) if options.explain else (report.lines, None)
         parts = (render_text(findings, lines, colour, width, whys, lang), _ending(report, options, lang))
@@ -244,7 +244,7 @@ def _also_read(report: Report) -> str:
         return ""
     names = ", ".join(report.read_too[:5]) + (" ..." if len(report.read_too) > 5 else "")
     who = "it imports" if len(report.files) == 1 else "they import"
-    return f"Read {counted(len(report.read_too), 'more file')} that {who}: {names}"
+    return f"Read {amount(len(report.read_too), 'more file')} that {who}: {names}"
 
 
 def _can_be_fixed(report: Report, options: argparse.Namespace) -> str:
@@ -285,7 +285,7 @@ def _stamps(paths: Sequence[str], overrides: Config) -> dict[str, tuple[int, int
     """Time and size of every file that is checked, and of the settings above it."""
     stamps = {}
     for path in paths:
-        config = merged(find_config(path), overrides)
+        config = merge(find_config(path), overrides)
         files = [found.path for found in find_files(path, [], config.exclude, config.root)]
         for file in [*files, *([os.path.join(config.root, "pyproject.toml")] if config.root else [])]:
             try:

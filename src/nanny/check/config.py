@@ -124,7 +124,7 @@ def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
 def device_name(value: Any, where: str = "") -> str | None:
     if value is None or (isinstance(value, str) and value in DEVICES):
         return value
-    raise NannyError(f"{where}device must be one of {_named(DEVICES)}, not {value!r}")
+    raise NannyError(f"{where}device must be one of {_quote(DEVICES)}, not {value!r}")
 
 
 def amp_dtype_name(value: Any, where: str = "") -> str | None:
@@ -136,7 +136,7 @@ def amp_dtype_name(value: Any, where: str = "") -> str | None:
     except NannyError:
         name = ""
     if name not in AMP_DTYPES:
-        raise NannyError(f"{where}amp-dtype must be one of {_named(AMP_DTYPES)}, not {value!r}")
+        raise NannyError(f"{where}amp-dtype must be one of {_quote(AMP_DTYPES)}, not {value!r}")
     return name
 
 
@@ -147,7 +147,7 @@ def _strings(table: dict[str, Any], key: str, file: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _named(names: Collection[str]) -> str:
+def _quote(names: Collection[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 

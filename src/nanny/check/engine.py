@@ -163,7 +163,7 @@ def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, 
     patched = _is_patched(view)
     failed: set[CheckRule] = set()
 
-    def asked(rule: CheckRule, *about: object) -> Iterable[Hit]:
+    def hits_of(rule: CheckRule, *about: object) -> Iterable[Hit]:
         if rule in failed:
             return []
         try:
@@ -182,13 +182,13 @@ def _hits(view: FileView, notes: list[str] | None) -> Iterator[tuple[CheckRule, 
             for rule in wanted.get(event.op, ()):
                 if patched and rule.code.startswith("NUM_") and event.at.region is None:
                     continue
-                for hit in asked(rule, event, view):
+                for hit in hits_of(rule, event, view):
                     yield rule, hit, event.file, event
         for rule in rules_on("trace"):
-            for hit in asked(rule, trace, view):
+            for hit in hits_of(rule, trace, view):
                 yield rule, hit, trace.module.filename, None
     for rule in rules_on("file"):
-        for hit in asked(rule, view):
+        for hit in hits_of(rule, view):
             yield rule, hit, view.module.filename, None
 
 

@@ -184,7 +184,7 @@ def _check_paths(
     seen: set[str] = set()
     groups: dict[Config, list[Found]] = {}
     for path in paths:
-        config = merged(find_config(path, top), overrides)
+        config = merge(find_config(path, top), overrides)
         for found in find_files(path, report.notes, config.exclude, config.root):
             real = os.path.realpath(found.path)
             if real not in seen:
@@ -212,7 +212,7 @@ def check_text(text: str | bytes, filename: str, config: Config, kind: str = "py
     return replace(report, findings=in_order(_one_for_each_place(f for f in report.findings if config.wants(f))))
 
 
-def merged(config: Config, overrides: Config) -> Config:
+def merge(config: Config, overrides: Config) -> Config:
     """The file's settings under those of the command line: `--select` replaces, `--ignore` adds."""
     return replace(
         config,
@@ -255,7 +255,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
     for found in found_files:
         text = sources.read(found.path) if found.kind == "python" else None
         if isinstance(text, Text):
-            known = _known(found.path, sources, cache, keys) if cache is not None and keys is not None else None
+            known = _from_cache(found.path, sources, cache, keys) if cache is not None and keys is not None else None
             if known is None and not found.named and not _is_worth_parsing(text.text):
                 known = Checked([], {})
                 if cache is not None and keys is not None:
@@ -267,7 +267,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
                 continue
         work.append(found)
         sizes.append(len(text.text) if isinstance(text, Text) else _size(found.path))
-    report = replace(_told(report, sources), read_too=sources.read_too)
+    report = replace(_without_silenced(report, sources), read_too=sources.read_too)
     report = replace(report, findings=[finding for finding in report.findings if config.wants(finding)])
     workers = jobs or _cores()
     batches = [work[part] for part in shared_by_size(sizes, 4 * workers, SMALLEST_BATCH, LARGEST_BATCH)]
@@ -275,7 +275,7 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
         reports = _in_workers(batches, sources, config, min(workers, len(batches)))
     else:
         batch_of = BatchCheck(sources, config)
-        reports = _counted(map(batch_of.check, batches), batches)
+        reports = _count_on_terminal(map(batch_of.check, batches), batches)
     report = sum(reports, report)
     if cache is not None and keys is not None:
         for path, checked in report.checked.items():
@@ -291,7 +291,7 @@ def _is_worth_parsing(text: str) -> bool:
     return says_half(text)
 
 
-def _known(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checked | None:
+def _from_cache(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checked | None:
     """What was found when all texts were as they are, and every import meant what it means."""
     checked = cache.get(keys.of(path, sources.digest(path)))
     if checked is None or any(sources.digest(file) != text for file, text in checked.read.items()):
@@ -361,14 +361,14 @@ def _in_workers(batches: list[list[Found]], sources: Sources, config: Config, wo
     context = multiprocessing.get_context("fork") if sys.platform == "linux" else None
     try:
         with ProcessPoolExecutor(workers, context, _begin_worker, (sources, config)) as pool:
-            return _counted(pool.map(_work, batches), batches)
+            return _count_on_terminal(pool.map(_work, batches), batches)
     except BrokenProcessPool:  # a worker was killed, most often for its memory
         note = "a worker process was killed; checked everything again in one process"
         alone = BatchCheck(sources, config)
         return [Report(notes=[note]), *(alone.check(batch) for batch in batches)]
 
 
-def _counted(reports: Iterable[Report], batches: list[list[Found]]) -> list[Report]:
+def _count_on_terminal(reports: Iterable[Report], batches: list[list[Found]]) -> list[Report]:
     """All of them, and how far they are on the terminal of who waits."""
     out: list[Report] = []
     for batch, report in zip(batches, reports):
@@ -413,10 +413,10 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
             report.notes.append(f"{path}: skipped, {error}")
         except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
             report.notes.append(too_deep(path))
-    return _told(report + _check_trees(sources, trees, config, is_deep, project), sources)
+    return _without_silenced(report + _check_trees(sources, trees, config, is_deep, project), sources)
 
 
-def _told(report: Report, sources: Mapping[str, str]) -> Report:
+def _without_silenced(report: Report, sources: Mapping[str, str]) -> Report:
     """Without what is silenced in the code, and with the lines of the files that are left."""
     kept = []
     by_file: dict[str, list[Finding]] = {}

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..core.finding import Finding, NannyError
-from ..core.numbers import counted
+from ..core.numbers import amount
 from ..core.regular_files import read_regular
 from .files import NO_TEXTS, Report
 from .fixers import Change, all_fixers
@@ -81,7 +81,7 @@ def good_changes(check: Check, file: str, text: str, findings: Sequence[Finding]
     start = Fixed(Report(list(findings)), {file: text}, {file: text})
     for _, change in changes_for(text, [finding], unsafe=True):
         taken = {file: [(finding, change)]}
-        texts = {file: _applied(text, taken[file])}
+        texts = {file: _apply(text, taken[file])}
         if not _failures(start, check(texts), taken, texts):
             yield change
 
@@ -97,7 +97,7 @@ def fix_all(check: Check, paths: Sequence[str], unsafe: bool, before: Mapping[st
         taken = _take(fixed, may, unsafe, refused, alone)
         if not taken:
             break
-        texts = {**fixed.texts, **{file: _applied(fixed.texts[file], part) for file, part in taken.items()}}
+        texts = {**fixed.texts, **{file: _apply(fixed.texts[file], part) for file, part in taken.items()}}
         report = check(texts)
         bad = _failures(fixed, report, taken, texts)
         if not bad:
@@ -169,10 +169,10 @@ def _touch(one: Change, other: Change) -> bool:
     return any(a.start <= b.end and b.start <= a.end for a in one.edits for b in other.edits)
 
 
-def _applied(text: str, part: Sequence[tuple[Finding, Change]]) -> str:
-    from .tree import applied
+def _apply(text: str, part: Sequence[tuple[Finding, Change]]) -> str:
+    from .tree import apply_edits
 
-    return applied(text, [edit for edits in dict.fromkeys(change.edits for _, change in part) for edit in edits])
+    return apply_edits(text, [edit for edits in dict.fromkeys(change.edits for _, change in part) for edit in edits])
 
 
 def _name(file: str, finding: Finding, change: Change, text: str) -> tuple[str, ...]:
@@ -260,7 +260,7 @@ def write_all(fixed: Fixed) -> tuple[list[str], bool]:
     problems = {file: _write(file, fixed.before[file], text) for file, text in sorted(fixed.texts.items())}
     left = [f"{file}: not fixed, {problem}" for file, problem in problems.items() if problem]
     if not left and fixed.texts:
-        return [*fixed.notes, f"{counted(fixed.count, 'finding')} fixed in {counted(len(fixed.texts), 'file')}"], True
+        return [*fixed.notes, f"{amount(fixed.count, 'finding')} fixed in {amount(len(fixed.texts), 'file')}"], True
     return [*fixed.notes, *left], not left
 
 

@@ -134,7 +134,7 @@ def _as_python(lines: tuple[str, ...]) -> tuple[list[str], int]:
         at = next(i for i, line in enumerate(lines) if line.strip())
         lines = (*lines[:at], "", *lines[at + 1 :])
     for attempt in (lines, _without_magics(lines), _without_magics(lines, _COMMAND_LINE)):
-        python, indent = _dedented(attempt)
+        python, indent = _dedent(attempt)
         try:
             ast.parse("\n".join(python))
         except SyntaxError as error:
@@ -161,7 +161,7 @@ def _without_magics(lines: tuple[str, ...], commands: re.Pattern[str] | None = N
     return tuple(out)
 
 
-def _dedented(lines: tuple[str, ...]) -> tuple[list[str], int]:
+def _dedent(lines: tuple[str, ...]) -> tuple[list[str], int]:
     """Without the indent of the first line of code, as IPython runs a cell."""
     first = next((line for line in lines if line.strip() and not line.lstrip().startswith("#")), "")
     indent = first[: len(first) - len(first.lstrip())]

@@ -39,11 +39,11 @@ def read_suppressions(text: str, is_python: bool = True) -> Suppressions:
     for row, comment in _comments(text) if is_python else _hashes(text):
         whole = _IN_FILE.search(comment)
         if whole:
-            in_file |= _named(whole)
+            in_file |= _codes_of(whole)
         else:
             part = _ON_LINE.search(comment)
             if part:
-                on_line[row] = _named(part)
+                on_line[row] = _codes_of(part)
     return Suppressions(frozenset(in_file), on_line)
 
 
@@ -59,7 +59,7 @@ def _names(patterns: Collection[str], code: str) -> bool:
     return any(not pattern or code == pattern or code.startswith(f"{pattern}_") for pattern in patterns)
 
 
-def _named(match: re.Match[str]) -> frozenset[str]:
+def _codes_of(match: re.Match[str]) -> frozenset[str]:
     """`# noqa:` followed by no code silences nothing: somebody began to name one."""
     if match["colon"] is None:
         return EVERYTHING

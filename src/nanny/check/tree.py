@@ -139,22 +139,22 @@ class Tree:
         table: dict[str, str] = {}
         for node in self.all(cst.Import):
             for alias in node.names:
-                path = dotted(alias.name)
+                path = dotted_name(alias.name)
                 if alias.asname is not None:
-                    table[dotted(alias.asname.name)] = path
+                    table[dotted_name(alias.asname.name)] = path
                 else:
                     table[path.partition(".")[0]] = path.partition(".")[0]
         for brought in self.all(cst.ImportFrom):
             if brought.relative or brought.module is None or isinstance(brought.names, cst.ImportStar):
                 continue
             for alias in brought.names:
-                name = dotted(alias.asname.name) if alias.asname is not None else dotted(alias.name)
-                table[name] = f"{dotted(brought.module)}.{dotted(alias.name)}"
+                name = dotted_name(alias.asname.name) if alias.asname is not None else dotted_name(alias.name)
+                table[name] = f"{dotted_name(brought.module)}.{dotted_name(alias.name)}"
         return table
 
     def path(self, node: cst.CSTNode) -> str:
         """`torch.nn.functional.softmax` for `F.softmax`; empty for what is not imported."""
-        root, dot, rest = dotted(node).partition(".")
+        root, dot, rest = dotted_name(node).partition(".")
         return f"{self.imports[root]}{dot}{rest}" if root in self.imports else ""
 
     def name_of(self, path: str) -> str:
@@ -174,7 +174,8 @@ class Tree:
             return name, []
         for line in self.module.body:
             first = line.body[0] if isinstance(line, cst.SimpleStatementLine) else None
-            is_future = isinstance(first, cst.ImportFrom) and first.module is not None and dotted(first.module) == "__future__"
+            origin = first.module if isinstance(first, cst.ImportFrom) else None
+            is_future = origin is not None and dotted_name(origin) == "__future__"
             if isinstance(first, (cst.Import, cst.ImportFrom)) and not is_future:
                 edit = self.before(first, "import torch")
                 return (path, [edit]) if edit is not None else ("", [])
@@ -215,17 +216,17 @@ class Tree:
         return root in self.imports or any(root in self.bound_in(n) for n in outer)
 
     def rebound_between(self, scope: cst.CSTNode, name: str, start: int, end: int) -> bool:
-        return any(dotted(target) == name and start < self.start(target) < end for target in self.targets(scope))
+        return any(dotted_name(target) == name and start < self.start(target) < end for target in self.targets(scope))
 
     def value_of(self, node: cst.CSTNode) -> cst.Assign | None:
         """The one assignment that gives a name its value here: alone in its function, before the use, in its block or around."""
         if not isinstance(node, cst.Name):
             return None
         scope = self.scope(node)
-        if [dotted(t) for t in self.targets(scope)].count(node.value) != 1 or node.value in _parameter_names(scope):
+        if [dotted_name(t) for t in self.targets(scope)].count(node.value) != 1 or node.value in _parameter_names(scope):
             return None
         for assign in self.all(cst.Assign, scope):
-            is_it = len(assign.targets) == 1 and dotted(assign.targets[0].target) == node.value
+            is_it = len(assign.targets) == 1 and dotted_name(assign.targets[0].target) == node.value
             if is_it and self.end(assign) < self.start(node) and self.contains(self.block(assign), node):
                 return assign
         return None
@@ -260,7 +261,7 @@ class Tree:
     def replace(self, node: cst.CSTNode, text: str) -> Edit:
         return Edit(*self.outer(node), text)
 
-    def appended(self, node: cst.CSTNode, suffix: str) -> list[Edit]:
+    def append_to(self, node: cst.CSTNode, suffix: str) -> list[Edit]:
         """`node.float()`, in parentheses where they are needed."""
         start, end = self.outer(node)
         if isinstance(node, _CHAINS) or self.outer(node) != (self.start(node), self.end(node)):
@@ -313,7 +314,7 @@ class Tree:
         end = self.text.find("\n", self.end(line))
         return Edit(start, len(self.text) if end < 0 else end + 1, "")
 
-    def shifted(self, statement: cst.CSTNode, by: str) -> list[Edit] | None:
+    def shift(self, statement: cst.CSTNode, by: str) -> list[Edit] | None:
         """Each of the statement's lines further to the right; None where a string of several lines would change with them."""
         first, last = self._places[statement].start.line, self._places[statement].end.line
         strings = [*self.all(cst.SimpleString, statement), *self.all(cst.FormattedString, statement)]
@@ -323,7 +324,7 @@ class Tree:
         return [Edit(at, at, by) for at in self._lines if at in rows and self.text[at : at + 1] not in ("\n", "")]
 
 
-def dotted(node: cst.CSTNode) -> str:
+def dotted_name(node: cst.CSTNode) -> str:
     """`self.scaler` for the expression of that look; empty for anything but names and attributes."""
     parts: list[str] = []
     while isinstance(node, cst.Attribute):
@@ -335,7 +336,7 @@ def dotted(node: cst.CSTNode) -> str:
 def method(call: cst.CSTNode) -> tuple[str, str]:
     """(`scaler`, `step`) for `scaler.step(...)`; empty strings for other calls."""
     if isinstance(call, cst.Call) and isinstance(call.func, cst.Attribute):
-        return dotted(call.func.value), call.func.attr.value
+        return dotted_name(call.func.value), call.func.attr.value
     return "", ""
 
 
@@ -352,7 +353,7 @@ def argument(call: cst.Call, position: int, *names: str) -> cst.BaseExpression |
     return plain[position] if position < len(plain) else None
 
 
-def applied(text: str, edits: Sequence[Edit]) -> str:
+def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     """The text with edits that do not overlap; several at one place come in the order given."""
     out, last = [], 0
     for edit in sorted(edits, key=lambda e: (e.start, e.end)):

@@ -159,7 +159,7 @@ def read_text(found: Found) -> Text | str:
     try:
         data = read_regular(found.path, LARGEST[found.kind])
     except OSError as error:
-        return _skipped(found.path, error)
+        return _why_skipped(found.path, error)
     text = decode(data)
     if text is None:
         return f"{found.path}: skipped, it is a binary file"
@@ -173,7 +173,7 @@ def decode(data: bytes) -> Text | None:
             return Text(_lines_ended(data.decode(encoding, "replace").removeprefix("\ufeff")))
     if b"\0" in data:
         return None
-    encoding, note = _declared(data), ""
+    encoding, note = _declared_encoding(data), ""
     try:
         return Text(_lines_ended(data.decode(encoding)))
     except LookupError:
@@ -183,7 +183,7 @@ def decode(data: bytes) -> Text | None:
     return Text(_lines_ended(data.decode("latin-1")), f"{note}; read as latin-1")
 
 
-def _declared(data: bytes) -> str:
+def _declared_encoding(data: bytes) -> str:
     for line in data.split(b"\n", 2)[:2]:
         cookie = _COOKIE.match(line)
         if cookie:
@@ -203,11 +203,11 @@ def _entries(folder: str, notes: list[str]) -> list[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        notes.append(_skipped(folder, error))
+        notes.append(_why_skipped(folder, error))
         return []
 
 
-def _skipped(path: str, error: OSError) -> str:
+def _why_skipped(path: str, error: OSError) -> str:
     reason = error.strerror or str(error)
     return f"{path}: skipped, {reason[:1].lower()}{reason[1:]}"
 

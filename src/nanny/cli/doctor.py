@@ -20,7 +20,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.command_line import add_result, command_parser, terminal_language, write_result
-from ..core.numbers import counted
+from ..core.numbers import amount
 from ..core.plain_json import to_text
 from ..show.translation import translate
 
@@ -208,7 +208,7 @@ def _lines(report: dict[str, Any]) -> list[str]:
 def _device_lines(torch: dict[str, Any], cpus: int) -> list[str]:
     if "error" in torch:
         return [f"  unknown, torch does not load: {torch['error']}"]
-    lines = [f"  {counted(cpus, 'CPU')} to use, torch runs {counted(torch['threads'], 'thread')}"]
+    lines = [f"  {amount(cpus, 'CPU')} to use, torch runs {amount(torch['threads'], 'thread')}"]
     for device in torch["devices"]:
         hardware = {True: "bf16 in hardware", False: "bf16 only emulated (slow)", None: ""}[device["bf16"]]
         lines.append("  " + ", ".join(part for part in (device["device"], device["title"], hardware) if part))

@@ -56,7 +56,7 @@ COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    names = _wanted(args.what)
+    names = _picture_names(args.what)
     with plots.settings(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
         with open_run(args.db, args.run) as source:
@@ -92,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _wanted(text: str) -> list[str]:
+def _picture_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in PICTURES]
     if unknown or not names:

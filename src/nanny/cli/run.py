@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.command_line import terminal_language
 from ..core.terminal import tell
-from ..show.translation import labelled, translate
+from ..show.translation import translate, with_label
 
 NO_STEP = "no training step was seen: nothing in this process called a model and then backward"
 
@@ -60,5 +60,5 @@ def tell_end(store: Path, run: int, lang: str = "en") -> None:
         lines = [Line(""), *whole, *told_lines(summary, lang)]
         picture = store.parent / f"run-{run}.svg"
         picture.write_text(card_svg(summary, lang), encoding="utf-8")
-    lines.append(Line(f"   {labelled(translate('picture', lang), str(picture), lang)}", "quiet", whole=True))
+    lines.append(Line(f"   {with_label(translate('picture', lang), str(picture), lang)}", "quiet", whole=True))
     tell(lines_text(lines, width_of(sys.stderr), wants_colour(sys.stderr)), colour=True)

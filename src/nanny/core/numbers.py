@@ -107,13 +107,13 @@ def size(elements: int) -> str:
     return str(elements)
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def amount(number: int, noun: str, plural: str = "") -> str:
     """`1 layer`, `12 layers`, `no layers`."""
     word = noun if number == 1 else plural or f"{noun}s"
     return f"{number or 'no'} {word}"
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """At most `width` characters. What does not fit is left out in the middle, but numbers stay: they tell layers apart."""
     if len(text) <= width:
         return text
@@ -130,7 +130,7 @@ def shortened(text: str, width: int) -> str:
     return f"{form[:head]}…{form[len(form) - max(width - 1 - head, 0) :]}"[: max(width, 0)]
 
 
-def listed(names: list[str], most: int = 3) -> str:
+def join_names(names: list[str], most: int = 3) -> str:
     """`a, b, c and 9 more`."""
     if len(names) <= most:
         return ", ".join(names)

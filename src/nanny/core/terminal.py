@@ -24,7 +24,7 @@ _ANY_CONTROL = re.compile(r"[^\n\t\x20-\x7e]")
 
 def visible(text: str) -> str:
     """Control characters, marks that turn the reading direction, hide or have no shape, by their code: `\\x1b`, `\\u202e`."""
-    return text if text.isprintable() else "".join(map(_shown, text))
+    return text if text.isprintable() else "".join(map(_escape, text))
 
 
 def visible_lines(text: str, colour: bool = False) -> str:
@@ -33,7 +33,7 @@ def visible_lines(text: str, colour: bool = False) -> str:
         return text
     if colour:
         return "".join(part if i % 2 else visible_lines(part) for i, part in enumerate(_OWN_COLOURS.split(text)))
-    return "".join(char if char in "\n\t" else _shown(char) for char in text)
+    return "".join(char if char in "\n\t" else _escape(char) for char in text)
 
 
 def one_sentence(text: str) -> str:
@@ -88,7 +88,7 @@ def progress(text: str) -> None:
         print(f"\r\x1b[K{visible(text)[:LONGEST_LINE]}\r", end="", file=sys.stderr, flush=True)
 
 
-def _shown(char: str) -> str:
+def _escape(char: str) -> str:
     if char.isprintable() or unicodedata.category(char) == "Zs":
         return char
     return char.encode("unicode_escape").decode("ascii")

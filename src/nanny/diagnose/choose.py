@@ -324,7 +324,7 @@ def _order(one: Diagnosis, lead: str) -> tuple[bool, int]:
     return one.cause != lead, one.step if one.step is not None else 0
 
 
-def fitting(evidence: Evidence) -> list[Diagnosis]:
+def all_that_fit(evidence: Evidence) -> list[Diagnosis]:
     """Everything that fits at all, best first."""
     signs = Signs(evidence)
     known = {name: one for name, one in all_causes().items() if not name.endswith("_fp16") or "fp16" in signs.formats}
@@ -392,7 +392,7 @@ def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
 
 def diagnoses_of(evidence: Evidence) -> list[Diagnosis]:
     """The root cause: nothing on a healthy run. What fits less well, or follows from it, stands among its evidence."""
-    found = fitting(evidence)
+    found = all_that_fit(evidence)
     if not found:
         return []
     best = found[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.examination import Examination, FirstBad, Hazard
 from ..core.formats import FP16
-from ..core.numbers import counted, number, share, short
+from ..core.numbers import amount, number, share, short
 from .records import Diagnosis
 from .registry import CERTAIN, LIKELY, POSSIBLE, less_sure
 from .signs import Signs
@@ -91,7 +91,7 @@ def chain_of(signs: Signs, at: FirstBad, culprit: str) -> tuple[str, ...]:
         if incident.loss is not None and not math.isfinite(incident.loss):
             links.append(f"loss {short(incident.loss)}")
         if incident.bad_grads:
-            links.append(f"{counted(len(incident.bad_grads), 'gradient')} {'NaN' if incident.nan_grads else 'Inf'}")
+            links.append(f"{amount(len(incident.bad_grads), 'gradient')} {'NaN' if incident.nan_grads else 'Inf'}")
         links.append("optimizer step skipped" if incident.skipped else "weights spoilt" if incident.bad_grads else "")
     return tuple(link for link in links if link)
 
@@ -104,7 +104,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     worst = max(h.consequence for _, h in found)
     exam, hazard = next((e, h) for e, h in sorted(found, key=lambda p: (p[0].step, p[1].order)) if h.consequence >= 0.25 * worst)
     seen = len({e.step for e, _ in found})
-    ruined = _ruined(found) if seen == len(signs.evidence.examinations) else 0.0
+    ruined = _ruined_share(found) if seen == len(signs.evidence.examinations) else 0.0
     often = seen >= max(2.0, 0.5 * len(signs.evidence.examinations))
     if worst < signs.limits.damage_consequence and not ruined and (signs.learns or not often):
         return  # little, and now and then, or in a run that learns: a gradient that is 0 but for rounding is always wrong
@@ -132,7 +132,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     )
 
 
-def _ruined(found: Sequence[tuple[Examination, Hazard]]) -> float:
+def _ruined_share(found: Sequence[tuple[Examination, Hazard]]) -> float:
     """The share of all parameters that lose their gradient to this, in the step where it is largest: no two hazards
     of a step ruin the same ones."""
     shares: dict[int, float] = {}

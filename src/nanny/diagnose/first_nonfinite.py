@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..core.formats import FP16
-from ..core.numbers import counted, number
+from ..core.numbers import amount, number
 from ..core.ops import GROW
 from ..core.step import Autopsy, BadCall, SiteTable, StepRecord
 
@@ -48,7 +48,7 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
     if producer is None:
         first = bad[0]
         if step.from_others:
-            return _received(first.site, others)
+            return _from_other_rank(first.site, others)
         return Culprit(
             "INPUT_NONFINITE",
             "input",
@@ -60,7 +60,7 @@ def forward_culprit(step: StepRecord) -> Culprit | None:
         "dtype": producer.dtype, "module": producer.module, "input_absmax": producer.input_absmax,
         "finite_absmax": producer.finite_absmax, "passed_on": others,
     }  # fmt: skip
-    tail = f"; passed on by {counted(len(others), 'later module')}" if others else ""
+    tail = f"; passed on by {amount(len(others), 'later module')}" if others else ""
     if producer.bad_parameters:
         names = ", ".join(f"`{producer.site}.{p}`" for p in producer.bad_parameters)
         so = f"not finite, so the output holds {counts(producer)}{tail}"
@@ -92,7 +92,7 @@ def is_bad_from_outside(step: StepRecord) -> bool:
     return found.code == "INPUT_NONFINITE"
 
 
-def _received(site: str, passed_on: Sequence[str]) -> Culprit:
+def _from_other_rank(site: str, passed_on: Sequence[str]) -> Culprit:
     said = f"NaN or Inf came into `{site}` from the stage before it, on another rank"
     return Culprit("NAN", site, said, {"from_others": True, "passed_on": list(passed_on)})
 
@@ -250,7 +250,7 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
             "INPUT_NONFINITE", "input", f"the loss is {what} because a factor without a gradient is not finite", evidence
         )
     if found.from_data and step.from_others:
-        return _received(step.root_site, [])
+        return _from_other_rank(step.root_site, [])
     if found.from_data:
         if found.dtype == "float16" and not found.nan:
             return Culprit(

@@ -77,10 +77,10 @@ def check_policy_mismatch(
     if not counts.any():
         raise NannyError("check_policy_mismatch: the mask leaves no token; pass the mask of the response tokens")
     dtype = _coarser(train_logprobs, rollout_logprobs)
-    return _judged(_measured(train, rollout, counts, clip, dtype), limits)
+    return _judge(_measure(train, rollout, counts, clip, dtype), limits)
 
 
-def _measured(train: np.ndarray, rollout: np.ndarray, counts: np.ndarray, clip: float, dtype: str) -> PolicyMismatch:
+def _measure(train: np.ndarray, rollout: np.ndarray, counts: np.ndarray, clip: float, dtype: str) -> PolicyMismatch:
     gap = np.where(counts, train - rollout, 0.0)
     token = gap[counts]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -104,7 +104,7 @@ def _measured(train: np.ndarray, rollout: np.ndarray, counts: np.ndarray, clip: 
     )
 
 
-def _judged(seen: PolicyMismatch, limits: Limits) -> PolicyMismatch:
+def _judge(seen: PolicyMismatch, limits: Limits) -> PolicyMismatch:
     from dataclasses import replace
 
     found = []

@@ -246,7 +246,7 @@ class Signs:
     @cached_property
     def runaway(self) -> Runaway | None:
         """The loss and the gradients both grew out of proportion: one of them by orders of magnitude, the other with it."""
-        loss, norm = (self._grown(name) for name in ("loss", "grad_norm"))
+        loss, norm = (self._find_growth(name) for name in ("loss", "grad_norm"))
         if loss is None or norm is None:
             return None
         for one, other, limit in ((loss, norm, self.limits.runaway_loss), (norm, loss, self.limits.runaway_grad)):
@@ -254,7 +254,7 @@ class Signs:
                 return one
         return None
 
-    def _grown(self, name: str) -> Runaway | None:
+    def _find_growth(self, name: str) -> Runaway | None:
         steps, values = self.evidence.curve(name)
         at, norms = self.evidence.curve("grad_norm")
         alive = np.flatnonzero(norms)

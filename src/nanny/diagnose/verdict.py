@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.finding import Finding, Severity
-from ..core.numbers import counted
+from ..core.numbers import amount
 from .choose import diagnoses_of
 from .evidence import Evidence
 from .records import Diagnosis
@@ -81,7 +81,7 @@ def verdict_of(
     if damaged:
         return Verdict(None, "NO VERDICT", "the record is damaged: what was wrong may be in what is lost")
     notes = sum(f.severity is Severity.INFO for f in found)
-    seen = counted(steps[1] - steps[0] + 1, "step") + (f" ({counted(notes, 'note')})" if notes else "")
+    seen = amount(steps[1] - steps[0] + 1, "step") + (f" ({amount(notes, 'note')})" if notes else "")
     if status == "crashed":
         return Verdict(None, "CRASHED", f"the script ended with an exception; no number was wrong in {seen}")
     if status == "interrupted":
@@ -166,4 +166,4 @@ def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
 
 def _counts_in_words(findings: Sequence[Finding]) -> str:
     counts = severity_counts(findings)
-    return " and ".join(counted(counts[name], name) for name in ("error", "warning") if counts[name])
+    return " and ".join(amount(counts[name], name) for name in ("error", "warning") if counts[name])

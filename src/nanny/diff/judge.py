@@ -14,7 +14,7 @@ from functools import partial
 from ..core.finding import Finding, Severity
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..core.numbers import counted, deviation, listed, share, short
+from ..core.numbers import amount, deviation, join_names, share, short
 from ..core.ops import DECISIONS, NORMS, SINGULAR_AT_ZERO
 from ..core.registry import Pages, docstring_page
 from .blame import (
@@ -136,7 +136,7 @@ def diff_nonfinite(report: DiffReport) -> Iterator[Finding]:
     own_reach = first.error.reference_absmax
     why = _why_not_finite(report, first, target)
     passed_on = [c.name for c in spoiled if c is not first]
-    tail = f"; passed on to {listed(passed_on)}" if passed_on else ""
+    tail = f"; passed on to {join_names(passed_on)}" if passed_on else ""
     yield Finding(
         "DIFF_NONFINITE",
         Severity.ERROR,
@@ -224,7 +224,7 @@ def _own_error(report: DiffReport, blame: Blame, reach: Severity, limits: Limits
         )
     begins = f", from `{blame.op}` on" if blame.op and blame.module not in ("", LOSS) else ""
     place = _place(blame.call) if blame.call else ""
-    also = f"; also {listed(list(blame.others))}" if blame.others else ""
+    also = f"; also {join_names(list(blame.others))}" if blame.others else ""
     calm = "" if reach > Severity.INFO else "; outputs and gradients do not suffer from it"
     return Finding(
         "LAYER_ERROR",
@@ -337,7 +337,7 @@ def gradient_nonfinite(report: DiffReport, limits: Limits) -> Iterator[Finding]:
         "GRADIENT_NONFINITE",
         Severity.ERROR,
         f"the forward pass is finite, but its backward makes {first.error.nan} NaN and {first.error.inf} Inf at loss scale "
-        f"{short(scale)}, finite in {report.reference}; {counted(len(parameters), 'parameter')} hit{why}",
+        f"{short(scale)}, finite in {report.reference}; {amount(len(parameters), 'parameter')} hit{why}",
         hint="a singular backward (sqrt, division, norm at 0) or an overflow: compute it in FP32, with an eps that it can hold",
         site=maker,
         value=float(first.error.spoiled),
@@ -369,8 +369,8 @@ def gradient_lost(report: DiffReport, limits: Limits) -> Iterator[Finding]:
     found = Finding(
         "GRADIENT_LOST",
         Severity.ERROR if weight > limits.diff_energy_share and not is_residue else Severity.INFO,
-        f"{counted(len(gone), 'parameter')} without any gradient in {report.target} that have one in {report.reference}: "
-        f"{listed([g.name for g in gone])}; {share(weight)} of the whole gradient{why}",
+        f"{amount(len(gone), 'parameter')} without any gradient in {report.target} that have one in {report.reference}: "
+        f"{join_names([g.name for g in gone])}; {share(weight)} of the whole gradient{why}",
         hint="train fp16 with a GradScaler; if it has one, this part's gradient is below its range: rescale it or use bf16",
         site=site_of_op("", fault.op) if fault else gone[0].name,
         value=weight,

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from ..core.finding import NannyError
-from ..core.numbers import listed
+from ..core.numbers import join_names
 from ..core.torch_files import damaged_file, load_torch_file
 from ..watch.tensors import tensors_in
 
@@ -32,7 +32,7 @@ def load_model(spec: str) -> nn.Module:
     chosen = name or _obvious_name(path, namespace)
     if chosen not in namespace:
         offered = _candidates(namespace)
-        raise NannyError(f"{path}: has no {chosen!r}; {f'it has: {listed(offered, 10)}' if offered else 'it has no model'}")
+        raise NannyError(f"{path}: has no {chosen!r}; {f'it has: {join_names(offered, 10)}' if offered else 'it has no model'}")
     made = namespace[chosen]
     if isinstance(made, nn.Module):
         return made
@@ -103,7 +103,7 @@ def _obvious_name(path: Path, namespace: dict[str, Any]) -> str:
         return candidates[0]
     if not candidates:
         raise NannyError(f"{path}: has no model; define a torch.nn.Module class, or a function `build_model()` that makes one")
-    raise NannyError(f"{path}: has several models; name one: --model {path}:NAME, with NAME one of: {listed(candidates, 10)}")
+    raise NannyError(f"{path}: has several models; name one: --model {path}:NAME, with NAME one of: {join_names(candidates, 10)}")
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
@@ -180,7 +180,7 @@ def load_target(spec: str) -> Any:
     if not key:
         return held
     if not isinstance(held, dict) or key not in held:
-        offered = listed([str(k) for k in held], 10) if isinstance(held, dict) else f"no keys, but a {type(held).__name__}"
+        offered = join_names([str(k) for k in held], 10) if isinstance(held, dict) else f"no keys, but a {type(held).__name__}"
         raise NannyError(f"{file}: has no {key!r}; it has {offered}")
     return held[key]
 

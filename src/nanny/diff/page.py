@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.finding import Severity
-from ..core.numbers import shortened
+from ..core.numbers import shorten
 from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Line, Table, report_lines
@@ -88,7 +88,7 @@ def _errors_figure(found: Sequence[CallDiff | GradDiff], owns: Sequence[float | 
     figure.update_layout(**frame(470 if shows_names else 320, top=30))
     figure.update_layout(showlegend=True, legend={"orientation": "h", "y": 1.12, "x": 0})
     if shows_names:
-        labels = [_plain(shortened(name, NAME_WIDTH)) for name in names]
+        labels = [_plain(shorten(name, NAME_WIDTH)) for name in names]
         figure.update_xaxes(tickvals=list(range(len(names))), ticktext=labels, tickangle=-55, automargin=True)
     figure.update_xaxes(zeroline=False)
     figure.update_layout(yaxis={"type": "log", "exponentformat": "power", "title": {"text": "relative error"}, "nticks": 7})
@@ -125,7 +125,7 @@ def _name_culprit(figure: Any, report: DiffReport) -> None:
     error = if_comparable(call, call.error.rel_l2) or (call.own.rel_l2 if call.own else None)
     at_top = call.error.spoiled or not error or error == math.inf
     place = {"yref": "paper", "y": 0.95, "ay": 30} if at_top else {"y": math.log10(error or 1), "ay": -30}
-    figure.add_annotation(x=at, text=_plain(f"◆ {shortened(call.name, NAME_WIDTH)}"), showarrow=True, arrowhead=2, ax=0,
+    figure.add_annotation(x=at, text=_plain(f"◆ {shorten(call.name, NAME_WIDTH)}"), showarrow=True, arrowhead=2, ax=0,
                           font={"color": BAD, "size": 13}, arrowcolor=BAD, **place)  # fmt: skip
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
-from ..core.numbers import listed, plain_name, relative, shortened
+from ..core.numbers import join_names, plain_name, relative, shorten
 from ..measure.errors import compare, relative_l2
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.tensors import outside_program, short_dtype
 from ..watch.twins import Twins
-from .policy import lowered, precision, without_onednn
+from .policy import apply_policy, precision, without_onednn
 from .records import CallDiff, Failure, GradDiff, GradTotals
 from .separate_runs import SeparateRun, separate_run
 from .settings import DiffSettings, loss_of
@@ -82,7 +82,7 @@ def _one_pass(settings: DiffSettings, scale: float, kernels: AbstractContextMana
         shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(shadows))
-        args, kwargs = stack.enter_context(lowered(settings, shadows))
+        args, kwargs = stack.enter_context(apply_policy(settings, shadows))
         stack.enter_context(torch.set_grad_enabled(settings.backward))
         try:
             with shadows, precision(settings):
@@ -118,7 +118,7 @@ def _changes(state: KeptState) -> list[str]:
 
 def _left_out(model: nn.Module) -> list[str]:
     sparse = [n for n, p in model.named_parameters() if p.grad is not None and p.grad.layout != torch.strided]
-    return [f"sparse gradients are not compared: {listed(sparse)}"] if sparse else []
+    return [f"sparse gradients are not compared: {join_names(sparse)}"] if sparse else []
 
 
 def _pass_of(
@@ -160,9 +160,9 @@ def _beside_separate_runs(settings: DiffSettings, scale: float, outcome: Pass) -
     own = {g.name: g.own for g in outcome.gradients}
     ways = [f"a branch in {site or 'the model itself'}" for site in outcome.ops.other_ways]
     ways += [op for op, _ in outcome.reseeds]
-    unlike = f"; without a counterpart: {listed(unmatched)}" if unmatched else ""
+    unlike = f"; without a counterpart: {join_names(unmatched)}" if unmatched else ""
     note = (
-        f"the two precisions go different ways ({listed(list(dict.fromkeys(ways)))}): errors are of two runs, one after the "
+        f"the two precisions go different ways ({join_names(list(dict.fromkeys(ways)))}): errors are of two runs, one after the "
         f"other, matched by module and call{unlike}"
     )
     return replace(
@@ -248,7 +248,7 @@ def _runs_in_fp32(settings: DiffSettings, scale: float) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return shortened(str(error).strip().partition("\n")[0], 240)
+    return shorten(str(error).strip().partition("\n")[0], 240)
 
 
 def _parameter_gradients(settings: DiffSettings, watcher: PairWatcher, scale: float) -> tuple[tuple[GradDiff, ...], GradTotals]:

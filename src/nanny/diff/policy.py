@@ -89,7 +89,7 @@ def map_floats(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 @contextmanager
-def lowered(settings: DiffSettings, shadows: Twins | None) -> Iterator[Any]:
+def apply_policy(settings: DiffSettings, shadows: Twins | None) -> Iterator[Any]:
     """The model as its policy wants it before autocast, and the batch that it then takes; at the end all is as before."""
     with ExitStack() as stack:
         batch = settings.batch

@@ -234,7 +234,7 @@ class DiffReport(Shown):
         return tuple(call for call in self.calls if not call.site)
 
     def __str__(self) -> str:
-        return self.rendered()
+        return self.render()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""

@@ -20,7 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..core.finding import NannyError
 from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..watch.names import unwrapped
+from ..watch.names import unwrap
 from ..watch.tensors import float_leaves
 from .advisor import find_advice, run_trials
 from .blame import needs_closer_look, needs_floor, suspects, warn_limit
@@ -67,7 +67,7 @@ def auto_diff(
         raise NannyError("the advisor needs each layer's own error; leave out own=False")
     device, limits = _device_of(model), limits or Limits()
     settings = DiffSettings(
-        unwrapped(model), _target(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits, device
+        unwrap(model), _target(target_dtype), reference, policy, backward, own, loss_fn, loss_scale, limits, device
     )
     batches = _as_batches(sample_input)
     labels = _as_targets(target, sample_input, len(batches))

@@ -21,7 +21,7 @@ from ..measure.errors import compare
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
 from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype
-from .policy import lowered, precision
+from .policy import apply_policy, precision
 from .records import CallDiff, GradDiff
 from .settings import DiffSettings, loss_of
 
@@ -98,7 +98,7 @@ def separate_run(settings: DiffSettings, scale: float, *, low: bool) -> Iterator
         state = stack.enter_context(kept_state(model, (settings.batch, settings.labels)))
         stack.enter_context(watching(state))
         if low:
-            args, kwargs = stack.enter_context(lowered(settings, None))
+            args, kwargs = stack.enter_context(apply_policy(settings, None))
         for name, module in model.named_modules():
             stack.callback(module.register_forward_hook(partial(run.hook, name)).remove)
         stack.enter_context(torch.set_grad_enabled(settings.backward))

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from ..core.finding import Severity
 from ..core.formats import short_name
 from ..core.limits import Limits
-from ..core.numbers import counted, deviation, share, short
+from ..core.numbers import amount, deviation, share, short
 from ..core.ops import MEMORY, SAME_VALUE
 from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, report_line, table_text, translate_table
-from ..show.term import DEFAULT_WIDTH, painted
+from ..show.term import DEFAULT_WIDTH, paint
 from ..show.translation import translate
 from .records import MODEL, Advice, CallDiff, DiffReport, GradDiff, OpUse
 
@@ -60,7 +60,7 @@ def verdict(report: DiffReport) -> str:
 
 
 def _head(report: DiffReport, width: int, colour: bool, lang: str) -> str:
-    told = painted(translate(verdict(report), lang), _STYLES[report.worst or Severity.INFO], colour)
+    told = paint(translate(verdict(report), lang), _STYLES[report.worst or Severity.INFO], colour)
     lines = [part for line in result_lines(report) for part in report_line(line, width, lang)]
     return "\n".join([f"{report.model}: {told}", *lines])
 
@@ -70,7 +70,7 @@ def result_lines(report: DiffReport) -> list[str]:
     mode = "training" if report.training else "eval"
     lines = [
         f"{report.target} ({report.policy} policy, {report.device}) against {report.reference}, {mode} mode, "
-        f"{counted(report.batches, 'batch', 'batches')}",
+        f"{amount(report.batches, 'batch', 'batches')}",
     ]
     for out in report.outputs:
         if nothing_left(out):
@@ -83,7 +83,7 @@ def result_lines(report: DiffReport) -> list[str]:
         lines.append(f"loss      {short(report.loss, 6)}, {report.reference} {short(report.reference_loss, 6)}")
     spoiled = [g for g in report.gradients if g.error.spoiled]
     if spoiled:
-        lines.append(f"gradient  not finite in {len(spoiled)} of {counted(len(report.gradients), 'parameter')}")
+        lines.append(f"gradient  not finite in {len(spoiled)} of {amount(len(report.gradients), 'parameter')}")
     elif report.total is not None:
         scale = f", loss scale {short(report.total.loss_scale)}" if report.total.loss_scale != 1 else ""
         lines.append(f"gradient  {deviation(report.total.rel_l2)} off as a whole{scale}")
@@ -108,7 +108,7 @@ def advice_text(advice: Advice) -> str:
     return (
         f"keep {names} in FP32 ({share(advice.parameter_share)} of the parameters{flops}): the output error falls "
         f"from {deviation(advice.before)} to {deviation(advice.after)}, goal {share(advice.goal)}{reached}; "
-        f"confirmed by {counted(advice.runs, 'run')}; write"
+        f"confirmed by {amount(advice.runs, 'run')}; write"
     )
 
 
@@ -143,7 +143,7 @@ def calls_table(report: DiffReport, wide: bool = True, most: int = MOST_CALLS) -
         styles.append("error" if e.spoiled else "")
     columns = (
         Column("site", "module", elastic=True), Column("class"), Column("dtype"), Column("shape"),
-        Column("error", "error", _marked), Column("own", "own", deviation), Column("inherited", "inherited", deviation),
+        Column("error", "error", _with_mark), Column("own", "own", deviation), Column("inherited", "inherited", deviation),
         Column("centred", "centred", deviation), Column("max_abs", "max abs"), Column("cosine", "1 - cos"),
         Column("bias", "bias of error"), Column("ulps", "ulp p50/p99"), Column("bad", "not finite" if wide else ""),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def calls_table(report: DiffReport, wide: bool = True, most: int = MOST_CALLS) -
     return Table(tuple(columns[i] for i in kept), shown, title, most, "calls", styles)
 
 
-def _marked(error: float | None) -> str:
+def _with_mark(error: float | None) -> str:
     limits = Limits()
     mark = "" if error is None else "!!" if error > limits.rel_mark_error else "!" if error > limits.rel_mark_warn else ""
     return f"{deviation(error)} {mark}".rstrip()
@@ -291,5 +291,5 @@ def notes_of(report: DiffReport) -> list[str]:
     return [
         *report.notes,
         *(f"the reference starts anew from the {report.target} value at {why} ({n} times)" for why, n in kinds[:MOST_RESEEDS]),
-        *([f"and at {counted(len(kinds) - MOST_RESEEDS, 'more place')}"] if len(kinds) > MOST_RESEEDS else []),
+        *([f"and at {amount(len(kinds) - MOST_RESEEDS, 'more place')}"] if len(kinds) > MOST_RESEEDS else []),
     ]

@@ -258,16 +258,16 @@ class Again:
                 kept.callback(sanitizer.close)
                 sanitizer.open()
             try:
-                drawn = _drawn()
+                drawn = _random_states()
                 for weight, value in self.weights or ():
                     weight.detach().copy_(value)
                 with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
                     for call in self._calls:
-                        with self._answering() if isinstance(call, LineCall) else nullcontext():
+                        with self._answer_calls() if isinstance(call, LineCall) else nullcontext():
                             self.results.append(call.make_again(*self._inputs(call)))
                         if sanitizer is not None and isinstance(call, LineCall):
                             sanitizer.note_result(self.results[-1])
-                self.untouched = all(state.is_untouched() for state in states) and _drawn() == drawn
+                self.untouched = all(state.is_untouched() for state in states) and _random_states() == drawn
                 if self.weights is None:
                     with no_effects():
                         self._backward(sanitizer)
@@ -287,7 +287,7 @@ class Again:
         if rows is None and all(t.grad_fn is None and self._as_now(t) is t for t in call.inputs):
             return ()
 
-        def given(value: Any) -> Any:
+        def as_now(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
             now = self._as_now(value)
@@ -299,10 +299,10 @@ class Again:
                 return value
             return value[~rows]
 
-        return tuple(map_leaves((call.args, call.kwargs), given))
+        return tuple(map_leaves((call.args, call.kwargs), as_now))
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _answer_calls(self) -> Iterator[None]:
         """A model that was called once gives in a line what that call has given now: what went in may be drawn there."""
         known: dict[int, list[tuple[ModelCall, Any]]] = {}
         for call, result in zip(self._calls, self.results):
@@ -355,7 +355,7 @@ class Again:
                     yield output, call.gradients[i] * self.shrink
 
 
-def _drawn() -> tuple[Any, bytes]:
+def _random_states() -> tuple[Any, bytes]:
     """Where the random numbers of Python and numpy stand: to read them before every call of a model would cost too much."""
     return random.getstate(), pickle.dumps(np.random.get_state(legacy=False))
 
@@ -440,13 +440,13 @@ def _where_they_part(before: Any, after: Any) -> str:
         if one is None or other is None or one in seen or type(one) is not type(other):
             continue
         seen.add(one)
-        if any(not same_bits(a, b) for a, b in zip(_saved(one), _saved(other))):
+        if any(not same_bits(a, b) for a, b in zip(_saved_tensors(one), _saved_tensors(other))):
             parted.append((one._sequence_nr(), derivative_of(one)))
         stack += [(a, b) for (a, _), (b, _) in zip(one.next_functions, other.next_functions)]
     return min(parted)[1] if parted else ""
 
 
-def _saved(node: Any) -> list[Tensor]:
+def _saved_tensors(node: Any) -> list[Tensor]:
     names = [name for name in dir(node) if name.startswith("_saved_")]
     return [t for name in names if isinstance(t := kept_by(node, name), Tensor)]
 

@@ -98,7 +98,7 @@ class ScaledGradients:
         """A size of gradients that is differentiated itself, while they are still multiplied by the scale."""
         if self._penalty is None:
             return None
-        scale, place = self._penalty[0], self._penalty[1].resolved()
+        scale, place = self._penalty[0], self._penalty[1].resolve()
         return {"scale": scale, "where": place.where, "source": place.source}
 
     def updates(self, least: float) -> dict[str, Any] | None:
@@ -106,5 +106,5 @@ class ScaledGradients:
         ratio = math.sqrt(self._moved / self._size) if self._size else 0.0
         if self._spot is None or not least <= ratio < math.inf or ratio / self._scale >= least:
             return None
-        place = self._spot.resolved()
+        place = self._spot.resolve()
         return {"scale": self._scale, "ratio": ratio, "where": place.where, "source": place.source}

@@ -70,7 +70,7 @@ class StepFacts:
         elif name == "exp" and isinstance(op.twin_out, Tensor):
             self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
         elif name in ATTENTIONS and len(op.args) > 1:
-            self._fused(site, op)
+            self._note_fused_scores(site, op)
 
     def _bias(self, site: str, op: Operation, out: Tensor) -> None:
         """The mean of a product's own rounding over its spread, where weights tie at exactly 1: then all may round one way."""
@@ -105,7 +105,7 @@ class StepFacts:
             return
         self._attend(site, scores.movedim(dim, -1).reshape(-1, scores.shape[dim])[:_MOST_ROWS].float())
 
-    def _fused(self, site: str, op: Operation) -> None:
+    def _note_fused_scores(self, site: str, op: Operation) -> None:
         """The fused kernel keeps its scores to itself: those of the first head are made again."""
         query, key = op.args[0], op.args[1]
         if query.dim() != 4 or key.shape[-1] != query.shape[-1]:

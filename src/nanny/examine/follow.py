@@ -66,7 +66,7 @@ from .measure import (
 )
 from .nonfinite import arguments_that_break, maker_of_nonfinite, note_nonfinite
 from .records import Suspect
-from .stored import coarse_angle, coarse_series, stored_since, unexplained
+from .stored import coarse_angle, coarse_series, mark_unexplained, stored_since
 from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
@@ -121,14 +121,14 @@ class Follower:
         ids = next((tag.ids for tag in tags if tag.ids is not None), None)
         if ids is not None and name in LOOKUPS:
             ids.meets(name)
-        if (concerned or self._ledger.coarse) and (wanted := self._wanted(step)) is not None:
+        if (concerned or self._ledger.coarse) and (wanted := self._find_target(step)) is not None:
             coarse_target(self._ledger, step, wanted)
-            unexplained(self._ledger, wanted)
+            mark_unexplained(self._ledger, wanted)
         if spot.place.phase != "backward":
             coarse_angle(self._ledger, step)
         for real, twin in zip(outs, twins):
             if real.is_floating_point():
-                self._floating(step, real, twin)
+                self._follow_floats(step, real, twin)
             elif concerned and twin is not None and not real.is_complex() and real.numel():
                 decision(self._ledger, step, real, twin)
                 stored_numbers(self._ledger, step, real)
@@ -155,7 +155,7 @@ class Follower:
         outs = [t for t in op.written if has_storage(t)]
         return outs, [self._ledger.twin_of(t) for t in outs]
 
-    def _floating(self, step: TaggedOp, real: Tensor, twin: Tensor | None) -> None:
+    def _follow_floats(self, step: TaggedOp, real: Tensor, twin: Tensor | None) -> None:
         if real.dtype in LOW:
             self._ledger.low_dtype = real.dtype
         span = extent(real)
@@ -178,7 +178,7 @@ class Follower:
             producer=self._ledger.producer(step),
             source=self._ledger.role(step.inputs[0]) if step.name in SAME_VALUE and step.inputs else ("", ""),
             order=self._ledger.order,
-            made=self._ledger.made(step),
+            made=self._ledger.order_made(step),
             factor=step.factor,
             of_gradient=step.spot.place.phase == "loop" and any(self._ledger.role(t)[0] == "gradient" for t in step.inputs),
             bad=bad,
@@ -192,42 +192,42 @@ class Follower:
             choice=not step.is_learned and any(t.choice for t in step.tags),
         )
         if not same and twin is not None and real.numel():
-            tag = self._compared(step, real, twin, span, tag)
+            tag = self._compare(step, real, twin, span, tag)
         self._ledger.tags.put(real, tag)
 
-    def _compared(self, step: TaggedOp, real: Tensor, twin: Tensor, span: Extent, tag: Tag) -> Tag:
+    def _compare(self, step: TaggedOp, real: Tensor, twin: Tensor, span: Extent, tag: Tag) -> Tag:
         if step.spot.place.phase == "optimizer" and step.name in ("addcdiv", "div"):
             divided_by_zeros(self._ledger, step)
         if step.spot.place.phase == "optimizer" and real.dtype not in LOW:
             return replace(tag, zeros=zeros(self._ledger, step, real, twin))
         spoiled = tag.bad is not None and tag.reference_bad is None and not tag.quiet
         level = SPOILED if spoiled else level_of(real, twin) if span.finite or tag.quiet else EXACT
-        graded = self._ledger.graded(level, real.dtype)
+        graded = self._ledger.grade(level, real.dtype)
         if step.name in JOINS and not spoiled:
             graded = max((t.level for t in step.tags), default=0.0)
         lost = zeros(self._ledger, step, real, twin)
         whole = tag.whole or whole_numbers(self._ledger, step, real, twin)
-        missing = self._missing(step, real)
+        missing = self._find_missing(step, real)
         origin = None
         if spoiled:
             origin = tag.bad
         elif graded > self._ledger.threshold(real.dtype) / self._ledger.limits.damage_fades:
             origin = self._blame(step, real, twin, level, graded, whole or missing)
-        faded = self._faded(step, origin)
+        faded = self._find_faded(step, origin)
         return replace(
             tag, level=graded, error=level.error, origin=origin, zeros=lost, whole=whole, absorbed=missing, faded=faded
         )
 
-    def _faded(self, step: TaggedOp, origin: Suspect | None) -> Suspect | None:
+    def _find_faded(self, step: TaggedOp, origin: Suspect | None) -> Suspect | None:
         made = origin if origin is not None and origin.jumped(self._ledger.limits.damage_made) else None
         return made or next((t.faded for t in step.tags if t.faded is not None), None)
 
-    def _missing(self, step: TaggedOp, real: Tensor) -> Suspect | None:
+    def _find_missing(self, step: TaggedOp, real: Tensor) -> Suspect | None:
         """An addend that did not arrive, here or in a sum that this one continues."""
         if step.spot.place.phase == "backward" or step.name not in _CARRIES_ADDENDS:
             return None
         before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
-        here = absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
+        here = find_absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
         return before or here
 
     def _blame(
@@ -246,7 +246,7 @@ class Follower:
                 # of a sum of products the difference is what matters, of other numbers what varies in them
                 before = tag.origin.plain if tag.origin.op in _ADD_PRODUCTS else tag.origin.centred
                 tag.origin.cancelled |= level.plain > self._ledger.limits.damage_made * before
-        wanted = self._wanted(step)
+        wanted = self._find_target(step)
         aim = self._ledger.tags.find(wanted) if wanted is not None else None
         if aim is not None and aim.origin is not None:
             aim.origin.target = True
@@ -284,7 +284,7 @@ class Follower:
         own = own_error(step.op.func, step.op.args, step.op.kwargs, [real])
         return own is not None and own >= max(self._ledger.threshold(real.dtype), level.plain / self._ledger.limits.damage_made)
 
-    def _wanted(self, step: TaggedOp) -> Tensor | None:
+    def _find_target(self, step: TaggedOp) -> Tensor | None:
         """What a loss compares a prediction with: it carries no gradient, the prediction does."""
         args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point() and has_storage(a)]
         by_hand = step.name == "sub" and step.spot.place.phase == "loop"
@@ -329,7 +329,7 @@ class Follower:
             reference_absmax=extent(twin).absmax,
             reference_rms=rms_of(twin),
             own=None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
-            operands=self._ledger.operands(step),
+            operands=self._ledger.named_operands(step),
             residual=step.name in _ADDITIONS and self._is_residual(step),
             numbers=numbers,
         )
@@ -359,7 +359,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     if _protects_with_zero(ledger, step, real):
         numbers = {"constant": 0.0, "stored": True}
         return ledger.suspect(step, "zeros").note(
-            dtype=short_dtype(real.dtype), count=real.numel(), operands=ledger.named(step), numbers=numbers
+            dtype=short_dtype(real.dtype), count=real.numel(), operands=ledger.named_operands(step), numbers=numbers
         )
     if lost_to_zero(real, twin) <= 0:
         return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
@@ -375,7 +375,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     return ledger.suspect(step, "zeros").note(
         dtype=short_dtype(real.dtype),
         count=real.numel(),
-        operands=ledger.named(step),
+        operands=ledger.named_operands(step),
         numbers=numbers | ({"constant": tiny} if tiny is not None else {}),
         exponents=exponents_beside(real, twin),
     )
@@ -428,7 +428,7 @@ def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:
         return None
     numbers = {"stored": True, "flushed": True, "smallest": smallest, "flushed_absmax": form.flush_at}
     return ledger.suspect(step, "zeros").note(
-        dtype=short_dtype(source.dtype), count=source.numel(), operands=ledger.named(step), numbers=numbers
+        dtype=short_dtype(source.dtype), count=source.numel(), operands=ledger.named_operands(step), numbers=numbers
     )
 
 
@@ -491,7 +491,7 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
         dtype=short_dtype(real.dtype),
         count=real.numel(),
         share=lost["changed"],
-        operands=ledger.named(step),
+        operands=ledger.named_operands(step),
         numbers=lost,
     )
 
@@ -521,7 +521,7 @@ def coarse_target(ledger: Ledger, step: TaggedOp, wanted: Tensor) -> None:
         )
 
 
-def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
+def find_absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
     """An addition of which less than half of the smaller addend arrives."""
     args = [a for a in step.op.args[:2] if isinstance(a, Tensor) and a.is_floating_point()]
     if len(args) < 2 or not has_storage(args[0]) or not has_storage(args[1]):
@@ -547,7 +547,7 @@ def absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | None:
             unchanged=lost.unchanged,
             repeats=step.repeats if tags[large].made == step.previous else 1,
             residual=tags[large].made in tags[small].ancestors and tags[large].made > 0,
-            operands=ledger.operands(step),
+            operands=ledger.named_operands(step),
             numbers={
                 "ratio": lost.ratio,
                 "factor": tags[large].factor or _towards(ledger, args[large], args[small], -sign * alpha),
@@ -587,7 +587,7 @@ def decision(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None
             count=real.numel(),
             share=count / real.numel(),
             input_level=worst.level if worst is not None else 0.0,
-            operands=ledger.named(step),
+            operands=ledger.named_operands(step),
             numbers={"flips": count, "ties": _ties(ledger, step)},
         )
     ledger.tags.put(

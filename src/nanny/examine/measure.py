@@ -33,7 +33,7 @@ class ErrorLevel(NamedTuple):
     error: float  # absolute norm
     size: float  # norm of the twin
 
-    def graded(self, centred_weight: float) -> float:
+    def grade(self, centred_weight: float) -> float:
         return max(self.plain, self.centred * centred_weight)
 
 
@@ -90,11 +90,11 @@ def level_of(real: Tensor, twin: Tensor) -> ErrorLevel:
     if size == 0:
         return ErrorLevel(math.inf, math.inf, error, 0.0)
     plain = error / size
-    varying = min((_varying(twin, dim, size) for dim in _dims(twin)), default=1.0)
+    varying = min((_varying_share(twin, dim, size) for dim in _dims(twin)), default=1.0)
     return ErrorLevel(plain, plain / varying, error, size)
 
 
-def _sampled(tensor: Tensor) -> Tensor:
+def _sample(tensor: Tensor) -> Tensor:
     """Every so-manieth element of a large tensor: details of a suspect must not cost another copy of it in FP64."""
     step = tensor.numel() // _MOST_DETAILED
     return tensor.reshape(-1)[::step] if step > 1 else tensor
@@ -121,7 +121,7 @@ def _dims(tensor: Tensor) -> set[int]:
     return {dim for dim in (0, tensor.dim() - 1) if tensor.dim() and tensor.shape[dim] > 1}
 
 
-def _varying(twin: Tensor, dim: int, size: float) -> float:
+def _varying_share(twin: Tensor, dim: int, size: float) -> float:
     """The part of the norm that varies along a dimension; 1 if it is too small to say."""
     mean = twin.mean(dim, keepdim=True)
     common = _norm(mean) / size
@@ -138,7 +138,7 @@ def lost_to_zero(real: Tensor, twin: Tensor) -> int:
 
 def flush_numbers(real: Tensor, twin: Tensor) -> dict[str, float]:
     """Share and energy of what became zero, and energy of what lies where the format has few digits left."""
-    real, twin = _sampled(real), _sampled(twin)
+    real, twin = _sample(real), _sample(twin)
     wide = twin.double()
     zeroed = (_computable(real) == 0) & (wide != 0)
     energy = float(wide.square().sum())
@@ -212,7 +212,7 @@ def _ties(values: Tensor, dim: int, k: int) -> float:
 def own_error(func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> float | None:
     """Worst relative error of an operation beside FP32 on its very own inputs; None if it cannot run so."""
     try:
-        exact = [t for t in tensors_in(run_unheard(func, _widened(args), _widened(dict(kwargs)))) if t.is_floating_point()]
+        exact = [t for t in tensors_in(run_unheard(func, _widen(args), _widen(dict(kwargs)))) if t.is_floating_point()]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         return None
     worst = 0.0
@@ -223,15 +223,15 @@ def own_error(func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> float | 
     return worst
 
 
-def _widened(value: Any) -> Any:
+def _widen(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.dtype in LOW else value
     if isinstance(value, torch.dtype):
         return torch.float32 if value in LOW else value
     if isinstance(value, (tuple, list)):
-        return type(value)(_widened(item) for item in value)
+        return type(value)(_widen(item) for item in value)
     if isinstance(value, dict):
-        return {key: _widened(item) for key, item in value.items()}
+        return {key: _widen(item) for key, item in value.items()}
     return value
 
 
@@ -239,7 +239,7 @@ def operand_numbers(tensor: Tensor) -> dict[str, Any]:
     """Sizes of the finite part."""
     if not tensor.is_floating_point() or not tensor.numel():
         return {}
-    wide = _sampled(tensor.detach()).double()
+    wide = _sample(tensor.detach()).double()
     finite = wide.nan_to_num(0.0, 0.0, 0.0).abs()
     low, high = torch.aminmax(finite)
     return {
@@ -255,15 +255,15 @@ def exponents_beside(real: Tensor, twin: Tensor | None) -> dict[str, dict[str, i
 
 
 def rms_of(tensor: Tensor) -> float:
-    return float(_sampled(tensor).double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) if tensor.numel() else 0.0
+    return float(_sample(tensor).double().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()) if tensor.numel() else 0.0
 
 
 def bias_of(real: Tensor, twin: Tensor) -> float | None:
     """Mean of the error over its spread, in value or in magnitude, whichever is worse; None for few elements."""
     if real.numel() < _BIAS_ELEMENTS:
         return None
-    wide = _sampled(twin).double()
-    error = _sampled(real).double() - wide
+    wide = _sample(twin).double()
+    error = _sample(real).double() - wide
     biases = []
     for one in (error, error * wide.sign()):
         spread = float(one.std())

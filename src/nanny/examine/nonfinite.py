@@ -39,7 +39,7 @@ def maker_of_nonfinite(
         return overflowed[0], False
     if any(math.isinf(s) for s in step.scalars) and step.name in CONSTANTS | {"where"} and not span.nan:
         return ledger.purpose, True
-    given = None if still else _given(ledger, step)
+    given = None if still else _bad_input(ledger, step)
     if given is not None and (given is not ledger.purpose or (span.only_minus_infinity and not span.nan)):
         return given, given is ledger.purpose
     found = next((s for s in ledger.suspects[-4:] if s.order == ledger.order and s.trouble == "nonfinite"), None)
@@ -49,7 +49,7 @@ def maker_of_nonfinite(
     return found, span.only_minus_infinity
 
 
-def _given(ledger: Ledger, step: TaggedOp) -> Suspect | None:
+def _bad_input(ledger: Ledger, step: TaggedOp) -> Suspect | None:
     """An input that was not finite before any operation touched it."""
     for tensor in step.inputs:
         if not tensor.is_floating_point() or ledger.tags.find(tensor) is not None or id(tensor) in step.written:
@@ -207,7 +207,7 @@ def first_bad(suspects: Iterable[Suspect]) -> FirstBad | None:
         inputs |= {f"absmax{i}": operand.absmax, f"absmin{i}": operand.absmin}
     return FirstBad(
         op={"to_copy": "to"}.get(first.op, first.op),
-        place=first.place if first.spot is None else first.spot.resolved(),
+        place=first.place if first.spot is None else first.spot.resolve(),
         order=first.order,
         nan=first.nan,
         inputs=inputs,

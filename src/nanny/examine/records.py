@@ -155,7 +155,7 @@ def plain_suspects(found: Sequence[Suspect], gradient_size: float, elements: int
         suspect.silenced = suspect.silenced_elements / elements if elements else 0.0
         suspect.ruined = suspect.ruined_elements / elements if elements else 0.0
     for suspect in roots:
-        suspect.place = suspect.spot.resolved() if suspect.spot is not None else suspect.place
+        suspect.place = suspect.spot.resolve() if suspect.spot is not None else suspect.place
     for suspect in found:
         suspect.spot = suspect.root = None
     return tuple(roots)

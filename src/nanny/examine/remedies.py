@@ -124,7 +124,7 @@ class Lane(Twins):
     def _compute(self, op: Op) -> Any:
         owed = [o for t in op.inputs if has_storage(t) and (o := self._owed.find(t)) is not None]
         if owed:
-            return self._settled(op, owed[0])
+            return self._settle(op, owed[0])
         wide = any(self._twin(t).dtype != t.dtype for t in op.inputs if t.is_floating_point())
         how = "" if not wide or op.name in CASTS else "narrow" if op.name in _LOWER else "wide"
         kept = [(t, self._twin(t).clone()) for t in op.written if self.change == "fp32" and has_storage(t)]
@@ -165,7 +165,7 @@ class Lane(Twins):
         given = [before.get(id(t), self._twin(t)) for t in op.inputs if t.is_floating_point() and t.numel()]
         return not any(_is_loud(extent(t)) for t in given)
 
-    def _settled(self, op: Op, owed: float) -> Any:
+    def _settle(self, op: Op, owed: float) -> Any:
         """What was divided too early is not divided by so much again."""
         name = bare_op(op.name)
         if name in SAME_VALUE:
@@ -277,25 +277,25 @@ class Remedies:
                 join_beside(lane, self._twins)
 
     def loss(self, loss: Tensor, scale: float) -> None:
-        for change, lane in self._told():
+        for change, lane in self._lanes_to_tell():
             pair = float(lane.twin(loss).detach()) / scale, float(self._twins.twin(loss).detach()) / scale
             if change not in self._losses or math.isfinite(self._losses[change][0]):
                 self._losses[change] = pair  # a bad one of several stands
 
     def outputs(self, leaves: Iterable[Tensor]) -> None:
         leaves = [leaf.detach() for leaf in leaves if leaf.is_floating_point()]
-        for change, lane in self._told():
+        for change, lane in self._lanes_to_tell():
             values = [lane.twin(leaf) for leaf in leaves]
             finite = all(bool(torch.isfinite(value).all()) for value in values)
             wide = [self._twins.twin(leaf) for leaf in leaves]
             self._outputs[change] = (finite, _distance(values, wide), _distance(values, leaves))
 
     def gradient(self, name: str, grad: Tensor, scale: float) -> None:
-        for change, lane in self._told():
+        for change, lane in self._lanes_to_tell():
             value = lane.twin(grad).to(grad.dtype)
             self._gradients.setdefault(change, {})[name] = gradient_numbers(value, self._twins.twin(grad), scale)
 
-    def _told(self) -> list[tuple[str, Lane]]:
+    def _lanes_to_tell(self) -> list[tuple[str, Lane]]:
         return [(change, lane) for change, lane in self._lanes.items() if lane.is_told]
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ class Remedies:
         self._noted.append(trial)
 
     def trials(self, scale: float | None, gradient_error: float | None) -> tuple[Trial, ...]:
-        return (*(self._trial(change, lane, scale, gradient_error) for change, lane in self._told()), *self._noted)
+        return (*(self._trial(change, lane, scale, gradient_error) for change, lane in self._lanes_to_tell()), *self._noted)
 
     def _trial(self, change: str, lane: Lane, scale: float | None, before: float | None) -> Trial:
         loss, loss_reference = self._losses.get(change, (None, None))
@@ -323,7 +323,7 @@ class Remedies:
         trial = Trial(
             change,
             lane.op,
-            lane.spot.resolved() if lane.spot is not None else Place(),
+            lane.spot.resolve() if lane.spot is not None else Place(),
             lane.order,
             lane.places,
             lane.value,

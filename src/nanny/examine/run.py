@@ -21,7 +21,7 @@ from ..core.limits import Limits
 from ..watch import events
 from ..watch.op_stream import is_programs_own
 from ..watch.tensors import is_recorded
-from .hazards import judged
+from .hazards import judge
 from .sanitizer import Sanitizer
 from .text import render_examination
 
@@ -51,7 +51,7 @@ class Sanitized:
             events.leave(self._scale)
         examination = self._sanitizer.close()
         try:
-            self._examination = judged(examination, self._limits)
+            self._examination = judge(examination, self._limits)
         except BaseException as error:
             if self._strict or is_programs_own(error):
                 raise

@@ -55,7 +55,7 @@ from ..core.ops import bare_op
 from ..watch.aside import ModuleHooks
 from ..watch.float_traps import Untrapped
 from ..watch.memory import MemoryBudget
-from ..watch.names import parts_of, unwrapped
+from ..watch.names import parts_of, unwrap
 from ..watch.op_stream import is_programs_own
 from ..watch.places import Places
 from ..watch.ranks import many_processes
@@ -121,7 +121,7 @@ class Sanitizer:
         called: Sequence[nn.Module] = (),
         before: Preamble | None = None,
     ) -> None:
-        self._models = [(unwrapped(model), prefix) for model, prefix in models]
+        self._models = [(unwrap(model), prefix) for model, prefix in models]
         self._step = step
         self._scale_of = scale
         self._limits = limits or Limits()
@@ -129,7 +129,7 @@ class Sanitizer:
         self.seconds = seconds
         self._strict = strict
         self._tries = try_remedies
-        self._ends = {id(unwrapped(module)) for module in (*called, *(model for model, _ in models))}  # what they give counts
+        self._ends = {id(unwrap(module)) for module in (*called, *(model for model, _ in models))}  # what they give counts
         self._before = before  # what the loop made since the step before
         self._over_at: int | None = None
         self._made_since: StorageMap[bool] = StorageMap()  # not what is only written to: a scale, an average
@@ -161,16 +161,16 @@ class Sanitizer:
             self._roles: StorageMap[tuple[str, str]] = StorageMap()  # parameter, buffer, input or gradient, and its name
             for name, owner in self._owners.items():
                 parameter = owner()
-                self._known(parameter, "parameter", name)
-                self._known(None if parameter is None else gradient_of(parameter), "gradient", name)
+                self._enter_role(parameter, "parameter", name)
+                self._enter_role(None if parameter is None else gradient_of(parameter), "gradient", name)
             for name, buffer in parts.buffers.items():
-                self._known(buffer(), "buffer", name)
+                self._enter_role(buffer(), "buffer", name)
         self._shadows = Twins(
             on_op=self._on_op,
             before_write=self._before_write,
             on_trouble=None if self._strict else self._end,
             on_interrupt=self._stop,
-            on_anew=lambda op: self._guarded(self._follower.pass_on, op),
+            on_anew=lambda op: self._guard(self._follower.pass_on, op),
         )
         self._remedies = Remedies(self._shadows)
         self._ledger = Ledger(self._limits, self._shadows.twin, self._roles)
@@ -182,7 +182,7 @@ class Sanitizer:
             self._before = None
         devices = [p.device for model, _ in self._models for p in model.parameters()]
         self._budget = MemoryBudget(devices[0] if devices else torch.device("cpu"), self._twin_bytes)
-        self._allowed = self._budget.allowed(0)
+        self._allowed = self._budget.allowance(0)
         self._made_at_check = 0
         self._states, self._facts = States(self._allowed // _STATES_SHARE), StepFacts()
         self._places = Places(self._models, on_trouble=self._end)
@@ -224,9 +224,9 @@ class Sanitizer:
                     raise
                 self._end(error)
             self._is_open = False
-            self._guarded(self._measure_gradients)
-            self._guarded(self._keep_for_next)
-            self._examination = self._concluded()
+            self._guard(self._measure_gradients)
+            self._guard(self._keep_for_next)
+            self._examination = self._conclude()
             for name in _OF_THE_STEP:
                 vars(self).pop(name, None)
         return self._examination
@@ -240,7 +240,7 @@ class Sanitizer:
         if self._over_at is not None:
             self.for_next = self._ledger.preamble(self._over_at, self._made_since, self._shadows.of_storages)
 
-    def _known(self, tensor: Tensor | None, role: str, name: str) -> None:
+    def _enter_role(self, tensor: Tensor | None, role: str, name: str) -> None:
         if tensor is not None and has_storage(tensor):
             self._roles.put(tensor, (role, name))
 
@@ -268,7 +268,7 @@ class Sanitizer:
 
     # hooks: nothing that fails in here may reach the training
 
-    def _guarded(self, work: Callable[..., None], *args: Any) -> None:
+    def _guard(self, work: Callable[..., None], *args: Any) -> None:
         if self._failure or self._left_out:
             return
         try:
@@ -300,16 +300,16 @@ class Sanitizer:
             self._unhook()
 
     def _on_op(self, op: Operation) -> None:
-        self._guarded(self._look, op)
+        self._guard(self._look, op)
 
     def _before_write(self, tensor: Tensor) -> None:
-        self._guarded(self._stash, tensor)
+        self._guard(self._stash, tensor)
 
     def _on_gradient(self, name: str, parameter: Tensor) -> None:
         if self._is_open:
             self._dirty.add(name)
             self._accumulated[name] += 1
-            self._guarded(self._measure_before_others)
+            self._guard(self._measure_before_others)
 
     def _measure_before_others(self) -> None:
         if many_processes():  # now: next, those of the others are added to it, and they have no twins here
@@ -319,16 +319,16 @@ class Sanitizer:
         prefix = self._roots.get(id(module))
         # open: a hook removed while torch goes through them is still called once
         if self._is_open and prefix is not None:
-            self._guarded(self._note_inputs, prefix, args)
+            self._guard(self._note_inputs, prefix, args)
 
     def _on_output(self, module: nn.Module, args: Any, output: Any) -> None:
         if id(module) in self._ends:
-            self._guarded(self.note_result, output)
+            self._guard(self.note_result, output)
 
     def note_result(self, output: Any) -> None:
         """What is bad in it counts, as what models give does."""
         if self._is_open:
-            self._guarded(self._note_outputs, output)
+            self._guard(self._note_outputs, output)
 
     def _note_outputs(self, output: Any) -> None:
         if in_backward() or being_traced():
@@ -336,7 +336,7 @@ class Sanitizer:
         with outside_program():
             leaves = [leaf for leaf in list(float_leaves(output))[:8] if has_storage(leaf)]
             tags = [self._ledger.tags.find(leaf) for leaf in leaves]
-            self._saturation = max((self._saturated(leaf) for leaf in leaves), default=0.0)
+            self._saturation = max((self._saturated_share(leaf) for leaf in leaves), default=0.0)
             self._remedies.outputs(leaves)
         self._outputs = [*self._outputs, *(tag for tag in tags if tag is not None)][-_MOST_OUTPUTS:]
 
@@ -345,7 +345,7 @@ class Sanitizer:
             return
         with outside_program():
             for i, leaf in enumerate(filter(is_plain, float_leaves(args))):
-                self._known(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
+                self._enter_role(leaf, "input", f"{prefix}input{i}" if i else f"{prefix}input")
                 if i < 8 and len(self._inputs) < 32:
                     span = extent(leaf)
                     self._inputs[f"{prefix}{i}"] = {
@@ -398,7 +398,7 @@ class Sanitizer:
 
     def _mind_memory(self) -> None:
         held = self._shadows.bytes_held + self._remedies.bytes_held
-        self._allowed = self._budget.allowed(held)
+        self._allowed = self._budget.allowance(held)
         if held > self._allowed:
             self._remedies.drop()
             held = self._shadows.bytes_held
@@ -460,7 +460,7 @@ class Sanitizer:
         )
         self._remedies.loss(loss, scale)
         if tag is not None:
-            self._arrived(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
+            self._note_arrival(tag.bad if not tag.quiet else None, tag.reference_bad, "loss")
 
     def _note_unused(self, op: Operation) -> None:
         """A single number with a gradient that the loop reads: its loss, if nobody ever passes backward from it."""
@@ -513,7 +513,7 @@ class Sanitizer:
             if isinstance(tensor, Tensor) and has_storage(tensor) and (self._roles.find(tensor) or ("", ""))[0] == "gradient":
                 self._divided.put(out, scale)
 
-    def _arrived(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
+    def _note_arrival(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
         for suspect, in_reference in ((bad, False), (reference_bad, True)):
             if suspect is None or suspect is self._ledger.purpose or suspect is self._ledger.taken_over:
                 continue
@@ -532,7 +532,7 @@ class Sanitizer:
                 grad = None if parameter is None else gradient_of(parameter)
                 if grad is None or not has_storage(grad) or not grad.is_floating_point():
                     continue
-                self._known(grad, "gradient", name)
+                self._enter_role(grad, "gradient", name)
                 self._gradients[name] = gradient_numbers(grad, self._shadows.twin(grad), scale)
                 self._gradient_tags[name] = self._ledger.tags.find(grad)
                 self._remedies.gradient(name, grad, scale)
@@ -559,18 +559,18 @@ class Sanitizer:
             return None
         return {"names": left[:8], "count": len(left), "of": len(self._gradients), "scale": self._divided_by}
 
-    def _concluded(self) -> Examination:
+    def _conclude(self) -> Examination:
         try:
-            return self._assembled()
+            return self._assemble()
         except BaseException as error:
             if self._strict or is_programs_own(error):
                 raise
             return Examination(self._step, self._operations, facts={"failed": f"{type(error).__name__}: {error}"})
 
-    def _assembled(self) -> Examination:
+    def _assemble(self) -> Examination:
         facts: dict[str, Any] = {**self._facts.facts(), **self._early_facts, **self._noted}
         size = math.sqrt(sum(g.reference_norm**2 for g in self._gradients.values() if math.isfinite(g.reference_norm)))
-        self._guarded(self._measure_consequences, facts)
+        self._guard(self._measure_consequences, facts)
         suspects = self._ledger.suspects
         low = self._ledger.low_dtype
         facts |= {
@@ -622,7 +622,7 @@ class Sanitizer:
             tag = self._gradient_tags[name]
             if tag is None:
                 continue
-            self._arrived(
+            self._note_arrival(
                 tag.bad if gradient.nonfinite else None, tag.reference_bad if gradient.reference_nonfinite else None, name
             )
             if not gradient.nonfinite and tag.origin is not None and math.isfinite(gradient.error_norm):
@@ -641,24 +641,24 @@ class Sanitizer:
                 poisoned.append(name)
                 tag = self._ledger.tags.find(tensor)
                 if tag is not None and not tag.quiet:
-                    self._arrived(tag.bad, tag.reference_bad, name)
+                    self._note_arrival(tag.bad, tag.reference_bad, name)
             if poisoned:
                 facts["poisoned"] = poisoned
             self._ledger.suspects += [poisoned_buffer(n) for n in poisoned if self._was_poisoned(n)]
             if not self._losses and self._unused is not None:
                 value, tag = self._unused
                 self._losses.append({"value": float(value), "reference": math.nan, "dtype": short_dtype(value.dtype)})
-                self._arrived(tag.bad, tag.reference_bad, "loss")
+                self._note_arrival(tag.bad, tag.reference_bad, "loss")
             elif not self._losses:
                 if self._saturation:
                     facts["saturated_outputs"] = self._saturation
                 for tag in self._outputs:
                     if not tag.quiet:
-                        self._arrived(tag.bad, tag.reference_bad, "output")
+                        self._note_arrival(tag.bad, tag.reference_bad, "output")
             still = self._states.suspects(self._shadows.twin, self._limits.damage_kept, self._limits.unchanged_share_warn)
             lost = next((s for s in still if s.operands[0].role == "parameter"), None)
             if lost is not None and self._tries:
-                before, moved = self._states.moved(self._shadows.twin)
+                before, moved = self._states.moved_shares(self._shadows.twin)
                 place = Place(phase="optimizer")
                 self._remedies.note(
                     Trial("master_weights", lost.op, place, lost.order, was_bad=False, moved=moved, moved_before=before)
@@ -668,7 +668,7 @@ class Sanitizer:
         if given:
             facts["nonfinite_given"] = [{"role": g.role, "name": g.name} for g in given]
 
-    def _saturated(self, output: Tensor) -> float:
+    def _saturated_share(self, output: Tensor) -> float:
         """The share of an output that is exactly 0 or 1, and is not in FP32."""
         edge = (output == 0) | (output == 1)
         return float((edge & (self._shadows.twin(output) != output)).double().mean()) if output.numel() else 0.0
@@ -711,6 +711,6 @@ class Sanitizer:
         """Before its end: what the part that was seen has done is known now, and not later."""
         if not being_traced():
             if not in_backward():
-                self._guarded(self._measure_gradients)
-            self._guarded(self._measure_consequences, self._early_facts)
+                self._guard(self._measure_gradients)
+            self._guard(self._measure_consequences, self._early_facts)
         self._stop(why)

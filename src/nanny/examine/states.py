@@ -90,7 +90,7 @@ class States:
                 if name == "mul" and factor != 1 and old is not None and old.shape == tensor.shape and torch.equal(old, tensor):
                     state.lost_factors.append(factor)
 
-    def moved(self, twin_of: Callable[[Tensor], Tensor]) -> tuple[float, float]:
+    def moved_shares(self, twin_of: Callable[[Tensor], Tensor]) -> tuple[float, float]:
         """The share of the 16-bit weights that the update moved, as it was and on a copy of them in FP32."""
         of_weights = [s for s in self._held.values() if s.role == "parameter" and s.spot is not None]
         elements = sum(s.before.numel() for s in of_weights) or 1

@@ -89,7 +89,7 @@ def coarse_angle(ledger: Ledger, step: TaggedOp) -> None:
         ledger.coarse.append((known.values, suspect))
 
 
-def unexplained(ledger: Ledger, wanted: Tensor) -> None:
+def mark_unexplained(ledger: Ledger, wanted: Tensor) -> None:
     """Targets that differ although the positions are equal, as they were stored."""
     for values, suspect in ledger.coarse:
         if not wanted.dim() or not values.dim() or len(values) != len(wanted) or wanted.numel() > _MOST:

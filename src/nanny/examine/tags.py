@@ -141,30 +141,30 @@ class Ledger:
         """Of what was `made` after the operation `since` and is not the model's; orders count backwards from the next step's."""
         copies: dict[int, Suspect] = {id(one): one for one in (self.purpose, self.taken_over)}
 
-        def copied(one: Suspect | None) -> Suspect | None:
+        def copy_of(one: Suspect | None) -> Suspect | None:
             if one is None or (one.order <= since and id(one) not in copies):
                 return None
             if id(one) not in copies:
-                place = one.place if one.spot is None else one.spot.resolved()
+                place = one.place if one.spot is None else one.spot.resolve()
                 copies[id(one)] = replace(
                     one, order=one.order - self.order - 1, place=place, spot=None, met=dict(one.met), then=[], reached=set()
                 )
-                copies[id(one)].root = copied(one.root)
+                copies[id(one)].root = copy_of(one.root)
             return copies[id(one)]
 
         def for_next(key: int, tag: Tag) -> Tag | None:
             if tag.order <= since or key not in made or key in self.roles:
                 return None
             about = ("origin", "bad", "reference_bad", "zeros", "whole", "ids", "absorbed")
-            known: dict[str, Any] = {name: copied(getattr(tag, name)) for name in about}
+            known: dict[str, Any] = {name: copy_of(getattr(tag, name)) for name in about}
             if known["bad"] is None and tag.bad is not None:
                 return None  # broken by the step itself: to the next one it is given
             return replace(tag, order=tag.order - self.order - 1, made=0, faded=None, ancestors=frozenset(), **known)
 
-        tags = self.tags.chosen(for_next)
+        tags = self.tags.select(for_next)
         for one in self.suspects:
             if one.trouble == "stored":  # of the data itself, whatever became of it
-                copied(one)
+                copy_of(one)
         told = {id(s) for s in self.suspects}
         return Preamble(tags, twins(tags), tuple(copy for key, copy in copies.items() if key in told))
 
@@ -184,10 +184,10 @@ class Ledger:
     def threshold(self, dtype: torch.dtype) -> float:
         return min(self.limits.rel_l2_warn_roundoffs * self.unit_roundoff(dtype), self.limits.diff_centred_warn)
 
-    def graded(self, level: ErrorLevel, dtype: torch.dtype) -> float:
+    def grade(self, level: ErrorLevel, dtype: torch.dtype) -> float:
         """The plain error, or the centred one brought to its scale."""
         coarse = self.unit_roundoff(dtype) * 2**8  # the centred limit is that of bf16
-        return level.graded(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)
+        return level.grade(self.threshold(dtype) / (self.limits.diff_centred_warn * coarse) if coarse else 0.0)
 
     def spacing(self, tensor: Tensor) -> float:
         """Between the numbers that it could hold when it came from outside, in 16 bits; 0 if it did not."""
@@ -264,7 +264,7 @@ class Ledger:
         tag = self.tags.find(tensor)
         return tag.producer if tag is not None else ""
 
-    def made(self, step: TaggedOp) -> int:
+    def order_made(self, step: TaggedOp) -> int:
         return step.tags[0].made if step.name in SAME_VALUE and step.tags else self.order
 
     def ancestors(self, step: TaggedOp) -> frozenset[int]:
@@ -275,7 +275,7 @@ class Ledger:
             older = frozenset(sorted(older)[-_ANCESTORS + 1 :])
         return older | {self.order}
 
-    def named(self, step: TaggedOp) -> tuple[Operand, ...]:
+    def operands(self, step: TaggedOp) -> tuple[Operand, ...]:
         out = []
         for tensor in step.inputs[:4]:
             role, name = self.role(tensor)
@@ -285,11 +285,11 @@ class Ledger:
             )
         return tuple(out)
 
-    def operands(self, step: TaggedOp) -> tuple[Operand, ...]:
+    def named_operands(self, step: TaggedOp) -> tuple[Operand, ...]:
         """With their sizes; a tensor that was overwritten tells none."""
         return tuple(
             replace(operand, **({} if id(tensor) in step.written else operand_numbers(tensor)))
-            for operand, tensor in zip(self.named(step), step.inputs)
+            for operand, tensor in zip(self.operands(step), step.inputs)
         )
 
     def role(self, tensor: Tensor) -> tuple[str, str]:

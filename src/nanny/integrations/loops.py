@@ -8,7 +8,7 @@ from torch import nn
 
 from ..core.finding import NannyError
 from ..monitor.watch import MixedPrecisionNanny
-from ..watch.names import unwrapped
+from ..watch.names import unwrap
 
 
 def watch(*models: nn.Module, first_step: int = 0, **options: Any) -> MixedPrecisionNanny:
@@ -26,5 +26,5 @@ def watch(*models: nn.Module, first_step: int = 0, **options: Any) -> MixedPreci
 
 
 def _prefixes(models: tuple[nn.Module, ...]) -> list[str]:
-    names = [type(unwrapped(model)).__name__ for model in models]
+    names = [type(unwrap(model)).__name__ for model in models]
     return [name if names.count(name) == 1 else f"{name}{names[: i + 1].count(name) + 1}" for i, name in enumerate(names)]

@@ -388,7 +388,7 @@ class RowBuffer:
         low, high = self._bounds(index)
         return math.nan if isinstance(low, Tensor) else max(abs(low), abs(high))
 
-    def pending(self) -> PendingRows:
+    def start_read(self) -> PendingRows:
         """Starts the copy to the host of everything measured so far."""
         self._measure_copies()
         held: dict[torch.device, list[int]] = {}

@@ -136,8 +136,8 @@ class StepCapture:
             return
         pending: dict[str, Any] = {
             "numbers": PendingRead([self.scale, self.scale_after, *(r.scale for r in self.reads), *self.losses, *self.found_inf]),
-            "grads": [r.read or (r.rows.pending() if r.rows is not None else None) for r in self.reads],
-            "probes": [p.pending() for p in self.probes],
+            "grads": [r.read or (r.rows.start_read() if r.rows is not None else None) for r in self.reads],
+            "probes": [p.start_read() for p in self.probes],
             "bits": [
                 *(b.sums for b in (self.weight_bits, *(r.bits for r in self.reads)) if b is not None),
                 *(r.reduction for r in self.reads if r.reduction is not None),
@@ -145,8 +145,8 @@ class StepCapture:
             "local": PendingRead([total for _, total in self.local[1]] if self.local is not None else []),
         }
         for kind, measured in (("weights", self.weights), ("buffers", self.buffers)):
-            pending[kind] = measured[1].pending() if measured is not None else None
-        pending["trace"] = self.trace.rows.pending() if self.trace is not None else None
+            pending[kind] = measured[1].start_read() if measured is not None else None
+        pending["trace"] = self.trace.rows.start_read() if self.trace is not None else None
         self._pending = pending
 
     @property
@@ -167,7 +167,7 @@ class StepCapture:
         parts = [p["numbers"], *p["grads"], *p["probes"], *p["bits"], p["local"], p["weights"], p["buffers"], p["trace"]]
         return all(part is None or part.ready() for part in parts)
 
-    def finished(self) -> StepRecord:
+    def finish(self) -> StepRecord:
         """The record with everything that was on the device."""
         p, record, trace = self._pending, self.record, self.trace
         if not p:
@@ -269,7 +269,7 @@ def quiet_steps(captures: Sequence[StepCapture]) -> QuietSteps | None:
         return None
     norms = np.sqrt(squares)
     return QuietSteps(
-        captures[-1].finished(),
+        captures[-1].finish(),
         [capture.record.step for capture in captures],
         np.array([capture.record.seconds for capture in captures]),
         np.array([capture.record.loss for capture in captures]),
@@ -289,7 +289,7 @@ def _outputs(trace: StepTrace, values: Any, histograms: Any) -> tuple[SiteTable 
         forward.setdefault(call.site, (call.dtype, call.shape, []))[2].append(call.output)
         if call.gradient:
             backward.setdefault(call.site, (call.gradient_dtype[0], call.shape, []))[2].append(call.gradient[0])
-    return _combined(forward, values, histograms), _combined(backward, values, histograms)
+    return _combine(forward, values, histograms), _combine(backward, values, histograms)
 
 
 def late_bad_calls(calls: Sequence[OutputCall], values: Any, weights: SiteTable | None) -> Iterator[BadCall]:
@@ -335,7 +335,7 @@ def _bad_names(table: SiteTable) -> list[str]:
     return [n for n, a, b in zip(table.names, low, high) if not (np.isfinite(a) and np.isfinite(b))]
 
 
-def _combined(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
+def _combine(sites: dict[str, tuple[str, tuple[int, ...], list[int]]], values: Any, histograms: Any) -> SiteTable | None:
     if not sites:
         return None
     first = [rows[0] for _, _, rows in sites.values()]

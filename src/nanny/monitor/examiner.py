@@ -92,15 +92,15 @@ class ExaminationPlan:
         price = self._worst
         if self._was_cut or not price:
             price = max(2 * price, TIMES_A_STEP * (step_seconds or 0.0))
-        return price <= self.left(elapsed)
+        return price <= self.seconds_left(elapsed)
 
-    def left(self, elapsed: float) -> float:
+    def seconds_left(self, elapsed: float) -> float:
         """Seconds that may still be spent, `elapsed` seconds after the first step."""
         return max(min(self.at_once + EARLY_SHARE * elapsed, STARTUP_SECONDS), SHARE * elapsed) - self.spent
 
-    def allowed(self, position: int, elapsed: float) -> float:
+    def allowance(self, position: int, elapsed: float) -> float:
         """Seconds for the examination of this step."""
-        return max(self.left(elapsed), 2 * self._worst if position >= self._owed_at else 0.0)
+        return max(self.seconds_left(elapsed), 2 * self._worst if position >= self._owed_at else 0.0)
 
     def pace(self, calls: int, seconds: float) -> None:
         """So many modules were called in an examined step so far. Where each takes long, it is work, and steps are long too."""
@@ -118,7 +118,7 @@ class ExaminationPlan:
         """A bad step is not explained: the next one is examined as it runs, whatever the time."""
         self._owed_at = min(self._owed_at, position + 1)
 
-    def done(self, position: int, seconds: float, was_cut: bool = False, was_hidden: bool = False) -> None:
+    def count_done(self, position: int, seconds: float, was_cut: bool = False, was_hidden: bool = False) -> None:
         """`was_hidden`: gradients overflowed by the loss scale alone; a few steps later it has been lowered."""
         self.count += 1
         self.spent += seconds
@@ -318,7 +318,7 @@ class Examiner:
             self._recorder.calls_since_backward()  # the second run was heard as well
             seconds = _since(started)
             if planned:
-                self.plan.done(self._position, seconds)
+                self.plan.count_done(self._position, seconds)
             else:
                 self.plan.spent += seconds
             self._recorder.seconds -= seconds  # examinations have an account of their own
@@ -332,7 +332,7 @@ class Examiner:
         try:
             seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, compare=not planned)
             from_before = self._make_lines_again(made, step) if root is not None and _are_spoilt(made) else None
-            trials = (*seen.trials, *(self._tried(made, root) if tries else ()))
+            trials = (*seen.trials, *(self._try_remedies(made, root) if tries else ()))
             self._deliver(replace(seen, trials=trials), from_before)
         except NotAgain as error:
             self.not_again = str(error)
@@ -369,7 +369,7 @@ class Examiner:
                 found = {} if root is None else run_twice(made, self._recorder.models, root)
                 if found:
                     sanitizer.note("not_reproducible", found)
-                for trial in self._tried(made, root):
+                for trial in self._try_remedies(made, root):
                     sanitizer.note_trial(trial)
 
     @contextlib.contextmanager
@@ -385,7 +385,7 @@ class Examiner:
         wall, work = (now - then for now, then in zip(_now(), started))
         self._opened = (self._opened[0] + wall, self._opened[1] + work)  # nothing that the plan has to reckon with
 
-    def _tried(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
+    def _try_remedies(self, made: Sequence[ModelCall], root: torch.Tensor | None) -> list[Trial]:
         """What other inputs, or a smaller loss scale, would have made of these calls."""
         capture = self._recorder.capture
         if not self._tries or capture is None:
@@ -423,7 +423,7 @@ class Examiner:
             self._release()
             raise
         self._sanitizer = opened[0]
-        self._unhook = add_module_hook(register_module_forward_pre_hook, self._called)
+        self._unhook = add_module_hook(register_module_forward_pre_hook, self._on_call)
 
     def close(self, at_any_price: bool = False) -> Examination | None:
         """Idempotent. Gives what the examination told. Where it may not end now, it ends at the next occasion: in backward,
@@ -445,7 +445,7 @@ class Examiner:
             return None
         took = _since(self._opened) if self._took is None else self._took
         seconds = max(took - (self._typical() or 0.0), 0.0)
-        self.plan.done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
+        self.plan.count_done(self._position, seconds, was_cut, bool(examination.facts.get("scale_overflow")))
         return examination
 
     def step_is_over(self) -> None:
@@ -485,12 +485,12 @@ class Examiner:
 
     def _seconds_left(self) -> float:
         """For the examination of this step."""
-        return math.inf if self._always else self.plan.allowed(self._position, self._elapsed)
+        return math.inf if self._always else self.plan.allowance(self._position, self._elapsed)
 
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
-    def _called(self, module: nn.Module, _: Any) -> None:
+    def _on_call(self, module: nn.Module, _: Any) -> None:
         if threading.get_ident() == self._thread and not self._recorder.is_busy:
             self._recorder.run(self._close_if_over, module, apart=False)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ..core.finding import Finding, Severity
 from ..core.terminal import tell, visible
 from ..diagnose.verdict import Verdict, severity_counts
-from ..show.translation import labelled, translate
+from ..show.translation import translate, with_label
 
 LINES_PER_MINUTE = 20
 _LINE = re.compile(r"((?:nanny: )?\s*(?:-> )?)(.*)")
@@ -62,7 +62,7 @@ def closing_lines(
     first = verdict.first
     said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
     noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
-    who = labelled(translate(whose, lang), "", lang) if whose else ""
+    who = with_label(translate(whose, lang), "", lang) if whose else ""
     return [
         f"nanny: {who}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),
         f"nanny: cost: {cost}",

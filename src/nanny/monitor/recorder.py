@@ -32,7 +32,7 @@ from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.float_traps import Untrapped, traps_are_set
 from ..watch.hooks import weakly
-from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrapped
+from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrap
 from ..watch.ranks import (
     LocalGradients,
     Replicas,
@@ -61,7 +61,7 @@ _GRAD, _IS_LEAF = (getattr(Tensor, name).__get__ for name in ("grad", "is_leaf")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def guarded(method: F) -> F:
+def guard(method: F) -> F:
     """An event that belongs to this thread, or to autograd's threads at work for it, told to the recorder, which never raises."""
 
     @functools.wraps(method)
@@ -185,7 +185,7 @@ class Recorder:
 
     def find_parts(self) -> None:
         """Names everything anew: modules may be replaced or added while training goes on."""
-        reads = [_is_read_freely(unwrapped(model)) for model, _ in self.models]
+        reads = [_is_read_freely(unwrap(model)) for model, _ in self.models]
         signature = [*reads, *signature_of(self.models)]
         if signature == self._signature and all(held() is not None for held in self._owners.values()):
             return
@@ -243,7 +243,7 @@ class Recorder:
             self._measure_weights(self.capture)
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.left_out = frozenset(at for at, name in self.modules.items() if not self.wants(name))
-            self.capture.trace.roots = frozenset(id(unwrapped(model)) for model, _ in self.models)
+            self.capture.trace.roots = frozenset(id(unwrap(model)) for model, _ in self.models)
             self.capture.trace.open(self.hear)
 
     def _hear_calls(self) -> int:
@@ -486,14 +486,14 @@ class Recorder:
     def _has_mine(self, optimizer: Optimizer) -> bool:
         return any(map(self.parameters.__contains__, map(id, parameters_of(optimizer))))
 
-    @guarded
+    @guard
     def saved_tensors_packed(self) -> None:
         if self.capture is not None:
             self.capture.packed = True
 
     def before_backward(self, roots: tuple[Tensor, ...]) -> None:
         if self.invariants.given.is_looking:
-            self.run(self.invariants.given.looked, self._made, apart=False)
+            self.run(self.invariants.given.looked, self._model_calls, apart=False)
         self._before_backward(roots)
 
     def _look_below(self) -> None:
@@ -506,16 +506,16 @@ class Recorder:
         self._called = inner_modules(self._called)
 
     @property
-    def _made(self) -> Sequence[ModelCall]:
+    def _model_calls(self) -> Sequence[ModelCall]:
         """Calls of the models themselves: their inputs are the batch. What goes into a part of one may be anything."""
         return () if self._calls is None or self._below else self._calls.made
 
-    @guarded
+    @guard
     def _before_backward(self, roots: tuple[Tensor, ...]) -> None:
         self._look_below()
         capture = self.capture
         if capture is not None and roots:
-            self.invariants.before_backward(roots[0], self._made)
+            self.invariants.before_backward(roots[0], self._model_calls)
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
@@ -538,7 +538,7 @@ class Recorder:
             self.when_backward(bool(loss_is_bad), root)
         capture.record.backwards += 1
 
-    @guarded
+    @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
         """The last of a loss by the weights, in a program whose optimizer is not torch's."""
         capture = self.capture
@@ -583,7 +583,7 @@ class Recorder:
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
         """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
-        given = [t for call in self._made for t in call.inputs]
+        given = [t for call in self._model_calls for t in call.inputs]
         if self.capture is not None and self.capture.receives and (received := bad_from_outside({}, given)) is not None:
             return received  # what a stage is given has a graph of its own, on another rank
         found = None if packed else first_nonfinite(root, self.parameters)
@@ -592,7 +592,7 @@ class Recorder:
         weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
         return bad_from_outside(weights, given) or (None if self.compiled else found)
 
-    @guarded
+    @guard
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
         capture = self.capture
         if capture is None or (capture.ended and capture.backwards):
@@ -601,7 +601,7 @@ class Recorder:
         self._note("scale")
         self._note_scaler(scaler)
 
-    @guarded
+    @guard
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         mine = self._mine(optimizer)
         if self.capture is not None and mine:
@@ -609,7 +609,7 @@ class Recorder:
             self.capture.unscaled.update(id(p) for p in mine)
             self._read_gradients(mine, None)
 
-    @guarded
+    @guard
     def before_clip(self, parameters: Any, max_norm: Any) -> None:
         capture = self.capture
         mine = [p for p in events.tensors_of(parameters) if id(p) in self.parameters]
@@ -621,7 +621,7 @@ class Recorder:
         capture.record.clipped_scaled |= scaled
         self._read_gradients(mine, capture.scale if scaled else None)
 
-    @guarded
+    @guard
     def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         self._in_scaler_step = None
         capture = self.capture
@@ -640,7 +640,7 @@ class Recorder:
         if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
             self._read_gradients(mine, capture.scale)  # a fused optimizer unscales inside its kernel
 
-    @guarded
+    @guard
     def after_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         capture = self.capture
         if capture is None or self._in_scaler_step is not optimizer:
@@ -652,7 +652,7 @@ class Recorder:
         elif not capture.ran:
             capture.record.skipped = True
 
-    @guarded
+    @guard
     def after_scaler_update(self, scaler: GradScaler, given: bool) -> None:
         if self._own_scalers and scaler not in self._own_scalers:
             return
@@ -661,7 +661,7 @@ class Recorder:
             self.capture.scale_after = number_of(scaler._scale)
             self.capture.record.scale_given |= given
 
-    @guarded
+    @guard
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updating = 0
         mine = self._mine(optimizer)
@@ -670,7 +670,7 @@ class Recorder:
         if not has_closure:
             self._begin_update(optimizer, mine)
 
-    @guarded
+    @guard
     def after_closure(self, optimizer: Optimizer) -> None:
         """The gradients are complete now; a training step may even have begun in there. Called again by a line search."""
         if self._updating != id(optimizer):
@@ -701,7 +701,7 @@ class Recorder:
         if self.invariants.given.wants_look:
             self.run(self.invariants.given.look, apart=False)
 
-    @guarded
+    @guard
     def _after_optimizer_step(self, optimizer: Optimizer) -> None:
         capture = self.capture
         if capture is None or id(optimizer) not in self.optimizers:
@@ -726,9 +726,9 @@ class Recorder:
             capture.graph = None
 
     def gradients_cleared(self, optimizer: Optimizer) -> None:
-        self.run(self._cleared, optimizer, apart=False)  # an examination may end here
+        self.run(self._note_cleared, optimizer, apart=False)  # an examination may end here
 
-    def _cleared(self, optimizer: Optimizer) -> None:
+    def _note_cleared(self, optimizer: Optimizer) -> None:
         if self._has_mine(optimizer):
             if self.stepped_late and self.when_cleared is not None:
                 self.when_cleared()
@@ -737,7 +737,7 @@ class Recorder:
                 self.capture.begin_window()
         self._note("zero_grad")
 
-    @guarded
+    @guard
     def before_model_cleared(self, model: nn.Module) -> None:
         self.invariants.cleared_by_model(model)
 
@@ -745,7 +745,7 @@ class Recorder:
         if self.capture is not None and not self.is_busy:
             self.run(self.invariants.autocast_entered, self.capture.ended)
 
-    @guarded
+    @guard
     def batch_drawn(self, iterator: Any, batch: Any) -> None:
         self.invariants.batch_drawn(iterator, batch)
 

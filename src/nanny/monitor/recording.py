@@ -109,7 +109,7 @@ class RunRecording:
             self._writer.set_meta(amp_dtype=self._amp)
         if step.grads is not None:
             self._add_gradients(step, urgent)
-        output_grads = None if step.output_grads is None else unscaled(step.output_grads, step.scale)
+        output_grads = None if step.output_grads is None else unscale(step.output_grads, step.scale)
         for kind, table in (
             ("output", step.outputs),
             ("output_grad", output_grads),
@@ -205,21 +205,21 @@ def update_table(updates: Sequence[Update]) -> SiteTable:
     return SiteTable(tuple(u.name for u in rows), columns, tuple(u.dtype for u in rows), shapes=((),) * len(rows))
 
 
-def unscaled(table: SiteTable, scale: float | None) -> SiteTable:
+def unscale(table: SiteTable, scale: float | None) -> SiteTable:
     """Gradients that arrived multiplied by the loss scale, as they would be without: a run with a GradScaler compares with one
     that has none. A histogram moves by whole bins, so its scale must be a power of two (GradScaler's is)."""
     if not scale or scale == 1 or not math.isfinite(scale):
         return table
     columns = {name: column if name in _COUNTS else np.asarray(column) / scale for name, column in table.columns.items()}
     bits = math.frexp(scale)[1] - 1
-    histograms = table.histograms if table.histograms is None or 2.0**bits != scale else _moved(table.histograms, -bits)
+    histograms = table.histograms if table.histograms is None or 2.0**bits != scale else _shift(table.histograms, -bits)
     return replace(table, columns=columns, histograms=histograms)
 
 
 _COUNTS = ("count", "nan", "posinf", "neginf")
 
 
-def _moved(histograms: np.ndarray, bits: int) -> np.ndarray:
+def _shift(histograms: np.ndarray, bits: int) -> np.ndarray:
     """The finite bins moved by `bits` binary orders; what leaves the range gathers in the bins below and above."""
     out = histograms.copy()
     out[:, list(FINITE_BINS)] = 0

@@ -213,7 +213,7 @@ class StepTrace:
 
     def _one_output(self, site: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaf: Tensor) -> None:
         self.called.add(site)
-        known = self._known(leaf)
+        known = self._measured_call(leaf)
         if known is not None:  # a container that returns what its last child returned
             call = OutputCall(site, known.output, known.dtype, known.shape, known.gradient, known.gradient_dtype)
         else:
@@ -240,7 +240,7 @@ class StepTrace:
         if bad is not False:
             self._not_good.add(call.output)
 
-    def _known(self, tensor: Tensor) -> OutputCall | None:
+    def _measured_call(self, tensor: Tensor) -> OutputCall | None:
         """The call that measured this very tensor, if it was not written to since."""
         entry = self._seen.get(id(tensor))
         if entry is None or entry[0]() is not tensor or entry[1] != version_of(tensor):
@@ -336,18 +336,18 @@ def growths_of(calls: Sequence[OutputCall], values: Any) -> Iterator[Growth]:
     for site, members in by_site.items():
         forward = [float(rms[c.output]) for c in members]
         backward = [float(rms[c.gradient[0]]) for c in reversed(members) if c.gradient]
-        yield from _grown("forward", site, "calls", forward)
-        yield from _grown("backward", site, "calls", backward)
+        yield from _find_growth("forward", site, "calls", forward)
+        yield from _find_growth("backward", site, "calls", backward)
     first = [members[0] for members in by_site.values()]
     distinct = list({c.output: c for c in first}.values())  # a container hands on the row of its last child
     forward = [float(rms[c.output]) for c in distinct]
     backward = [float(rms[c.gradient[0]]) for c in reversed(distinct) if c.gradient]
     weighty = next((c.site for c in distinct if c.has_parameters), distinct[0].site if distinct else "")
-    yield from _grown("forward", weighty, "layers", forward)
-    yield from _grown("backward", weighty, "layers", backward)
+    yield from _find_growth("forward", weighty, "layers", forward)
+    yield from _find_growth("backward", weighty, "layers", backward)
 
 
-def _grown(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterator[Growth]:
+def _find_growth(direction: str, site: str, unit: str, norms: Sequence[float]) -> Iterator[Growth]:
     """The longest stretch at the beginning or end that grows in nearly every member; what overflowed ends it."""
     known = []
     for norm in norms:

@@ -86,7 +86,7 @@ class UpdateProbe:
         else:
             self._sums = torch.stack([part.sum(dim=1) for part in rows.split(self._lengths, dim=1)])
 
-    def pending(self) -> PendingRead:
+    def start_read(self) -> PendingRead:
         return PendingRead([self._sums])
 
     def updates(self, read: PendingRead) -> tuple[Update, ...]:

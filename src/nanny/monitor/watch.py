@@ -52,7 +52,7 @@ from ..diagnose.registry import LIKELY
 from ..diagnose.signs import Signs
 from ..diagnose.text import diagnosis_lines
 from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
-from ..examine.hazards import judged
+from ..examine.hazards import judge
 from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
 from ..watch.steps import StepClock
@@ -185,7 +185,7 @@ class MixedPrecisionNanny:
         self._recorder.wants = wanted
         self._examiner = None
         if examine != "off":
-            self._examiner = Examiner(self._recorder, self._examined, always=examine == "every", try_remedies=try_remedies)
+            self._examiner = Examiner(self._recorder, self._on_examined, always=examine == "every", try_remedies=try_remedies)
         self._recorder.when_cleared = self._close_examination
         self._cost = CostClock(lambda: self._recorder.seconds, lambda: self.examined_seconds)
         info = run_info(self._interval)
@@ -289,13 +289,13 @@ class MixedPrecisionNanny:
                 self._failed(error)
             return None
 
-    def _examined(self, examination: Examination, from_before: Examination | None = None) -> None:
+    def _on_examined(self, examination: Examination, from_before: Examination | None = None) -> None:
         """`from_before`: of the same step, made again together with the lines of the loop before it."""
         assert self._examiner is not None
         try:
-            examination = judged(examination)
+            examination = judge(examination)
             if from_before is not None:
-                examination = _better(examination, judged(from_before))
+                examination = _better(examination, judge(from_before))
         except Exception as error:
             if self._strict:
                 raise
@@ -368,7 +368,7 @@ class MixedPrecisionNanny:
             for _ in quiet:
                 self._waiting.popleft()
         while self._waiting and (wait or self._waiting[0].ready()):
-            self._judge(self._waiting.popleft().finished())
+            self._judge(self._waiting.popleft().finish())
         self._usual = self._find_usual()
 
     def _take_in(self, captures: Sequence[StepCapture]) -> bool:

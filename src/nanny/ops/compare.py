@@ -115,7 +115,7 @@ class OpComparison:
                 return self._not_compared("makes a sparse tensor" if results else "returns no tensor")
             try:
                 if self._reference == "wide" and self._is_close_by_parts(call, out, results):
-                    return self._passed()
+                    return self._count_passed()
                 reference = self._reference_of(call)
             except KERNEL_ERRORS as error:
                 return self._not_compared(f"no reference ({str(error).partition(chr(10))[0][:80]})")
@@ -123,7 +123,7 @@ class OpComparison:
                 why = "nothing wider to compare with" if reference is None else "the reference has another shape"
                 return self._not_compared(why)
             if all(is_close(r, w, self._tolerance, self._limits) for r, w in zip(results, reference.results)):
-                return self._passed()  # and all is finite
+                return self._count_passed()  # and all is finite
             gaps = gaps_of(call, results, reference, self._tolerance, self._limits)
             if gaps is None:
                 return self._not_compared("results are not unique (not comparable)")
@@ -142,7 +142,7 @@ class OpComparison:
         given = self._tolerance, self._limits
         return passes_screen(call, out, *given) or is_close_in_pieces(call, results, *given)
 
-    def _passed(self) -> tuple[str, None]:
+    def _count_passed(self) -> tuple[str, None]:
         self._compared += 1
         return _PASSED, None
 
@@ -151,7 +151,7 @@ class OpComparison:
         return why, None
 
     def _fault(self, call: Call, results: list[Tensor], spot: Spot, kind: str, gaps: tuple[Gap, ...]) -> OpFault:
-        place = spot.resolved()
+        place = spot.resolve()
         if place.phase == "optimizer":  # the parameter that it writes
             names = self._places.storages()
             name = next((n for t in results if (n := names.get(t.untyped_storage()._cdata))), "")

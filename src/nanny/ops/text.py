@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 
 from ..core.examination import Place
-from ..core.numbers import counted, deviation, short
-from ..show.term import DEFAULT_WIDTH, wrapped
+from ..core.numbers import amount, deviation, short
+from ..show.term import DEFAULT_WIDTH, wrap
 from ..show.translation import translate
 from .judge import SAID, reason_of
 from .records import Element, Gap, OpFault, OpTally, Replay, TensorNote
@@ -39,7 +39,7 @@ def fault_lines(fault: OpFault, lang: str = "en") -> list[str]:
 def _in_language(lines: Iterable[str], lang: str) -> Iterator[str]:
     for line in lines:
         text = translate(line, lang)
-        yield from wrapped(text, DEFAULT_WIDTH, 2) if line.startswith(WRAPPED) else [text]
+        yield from wrap(text, DEFAULT_WIDTH, 2) if line.startswith(WRAPPED) else [text]
 
 
 def _mismatch(fault: OpFault) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _tensors(fault: OpFault) -> Iterator[str]:
 
 def _gap(gap: Gap) -> Iterator[str]:
     share = f" ({100 * gap.differing / max(1, gap.output.size):.3g} % of {gap.output.size})"
-    yield f"Tensor values are not close: {counted(gap.differing, 'element')} beyond tolerance{share}"
+    yield f"Tensor values are not close: {amount(gap.differing, 'element')} beyond tolerance{share}"
     yield f"tolerance: {gap.limit}"
     if gap.rel_l2 is not None:
         yield f"relative L2 error {deviation(gap.rel_l2)}"
@@ -97,7 +97,7 @@ def _nonfinite(fault: OpFault) -> Iterator[str]:
         shown = ", ".join(fault.passed_on)
         rest = fault.passed_on_count - len(fault.passed_on)
         more = f", and {rest} more" if rest > 0 else ""
-        yield f"passed on by {counted(fault.passed_on_count, 'operation')}: {shown}{more}"
+        yield f"passed on by {amount(fault.passed_on_count, 'operation')}: {shown}{more}"
     reason = reason_of(fault)
     if reason.why:
         yield f"why: {reason.why}"
@@ -128,7 +128,7 @@ def tally_line(tool: str, tally: OpTally, faults: int, where: str = "", lang: st
         )
     else:
         text = f"{tally.operations} operations, {faults} made NaN or Inf"
-    return "\n".join(wrapped(translate(f"{tool}: {text}" + (f"; log: {where}" if where else ""), lang), DEFAULT_WIDTH, 2))
+    return "\n".join(wrap(translate(f"{tool}: {text}" + (f"; log: {where}" if where else ""), lang), DEFAULT_WIDTH, 2))
 
 
 def next_line(tool: str, fault: OpFault, script: str = "", lang: str = "en") -> str:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import Finding, NannyError, warn
-from ..core.numbers import listed
+from ..core.numbers import join_names
 from ..core.terminal import say, tell
 from ..watch import events
 from ..watch.dump import MOST_BYTES, Dump, save_dump
@@ -193,7 +193,7 @@ class _Watch:
         if any(map(self._selection.wants_site, sites)) or not self._selection.modules:
             return ""
         asked = ", ".join(map(repr, self._selection.modules))
-        return f"[WARNING] no module is named like {asked}; there are: {listed(sites, 8) or 'none'}"
+        return f"[WARNING] no module is named like {asked}; there are: {join_names(sites, 8) or 'none'}"
 
     def _make_folder(self) -> None:
         try:
@@ -350,7 +350,7 @@ class CompareWithCPU(_Watch):
         )
 
 
-class _Updates(events.PartListener):
+class _AfterSteps(events.PartListener):
     def __init__(self, after: Callable[[], None]) -> None:
         self._after = after
 
@@ -368,13 +368,13 @@ class NanInfTracker(_Watch):
     """
 
     tool = "NanInfTracker"
-    _updates: _Updates | None = None
+    _updates: _AfterSteps | None = None
     _found_count = 0
 
     def __enter__(self) -> NanInfTracker:
         super().__enter__()
         if self._consumer is not None:
-            self._updates = _Updates(self._finish)
+            self._updates = _AfterSteps(self._finish)
             events.listen(self._updates)
         return self
 
@@ -387,7 +387,7 @@ class NanInfTracker(_Watch):
     def _make_consumer(self, places: Places) -> NonfiniteOrigins:
         return NonfiniteOrigins(
             places,
-            on_origin=self._found,
+            on_origin=self._add_origin,
             on_op=(lambda op, spot: self._hear(long_name(op.func), spot, "runs")) if self._verbose else None,
             on_trouble=None if self._strict else self._trouble,
             keep=(lambda op: call_before(op.func, op.args, op.kwargs)) if self._dump else None,
@@ -399,7 +399,7 @@ class NanInfTracker(_Watch):
             return self._tally
         return OpTally(operations=self._consumer.operations, faults=self._found_count)
 
-    def _found(self, origin: Origin) -> None:
+    def _add_origin(self, origin: Origin) -> None:
         wanted = origin.func is None or self._selection.wants(origin.func)
         if wanted and self._selection.wants_site(origin.spot.place.site):
             self._found_count += 1
@@ -422,7 +422,7 @@ def save_call(folder: Path, call: Call, results: list[Tensor], fault: OpFault) -
 
 def fault_of(origin: Origin) -> OpFault:
     """A producer of non-finite values as the log tells it."""
-    place = origin.spot.resolved()
+    place = origin.spot.resolve()
     own = TensorNote(tuple(origin.shape), short_dtype(origin.dtype), str(origin.device), origin.low, origin.high)
     told: dict[str, Any] = {"passed_on": origin.passed_on, "passed_on_count": origin.passed_on_count}
     if origin.func is None:

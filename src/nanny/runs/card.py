@@ -14,12 +14,12 @@ from .wall import Wall, wall_of
 
 
 def card_svg(summary: Summary, lang: str = "en") -> str:
-    return _drawn(summary, wall_of(summary), lang)
+    return _draw(summary, wall_of(summary), lang)
 
 
 def cards(summary: Summary, wall: Wall) -> dict[str, str]:
     """By language: a page can be read in either."""
-    return {lang: _drawn(summary, wall, lang) for lang in LANGUAGES}
+    return {lang: _draw(summary, wall, lang) for lang in LANGUAGES}
 
 
 def outlooks(wall: Wall) -> dict[str, list[tuple[str, str]]]:
@@ -27,7 +27,7 @@ def outlooks(wall: Wall) -> dict[str, list[tuple[str, str]]]:
     return {lang: list(outlook(wall, words_of("wall", lang))) for lang in LANGUAGES}
 
 
-def _drawn(summary: Summary, wall: Wall, lang: str) -> str:
+def _draw(summary: Summary, wall: Wall, lang: str) -> str:
     verdict, source = summary.verdict, summary.culprit_rank.source
     one = None if verdict.diagnosis is None else verdict.diagnosis.in_language(lang)
     page = None if one is None else causes(lang).get(one.cause)

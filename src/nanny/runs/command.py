@@ -30,7 +30,7 @@ from ..core.command_line import (
 )
 from ..core.finding import NannyError, Severity
 from ..core.formats import TARGETS, format_of
-from ..core.numbers import counted
+from ..core.numbers import amount
 from ..core.plain_json import finding_object, to_text
 from ..core.terminal import progress_shown, say
 from ..show.tables import FORMATS, Answer, Column, Line, Table, render_answer
@@ -177,13 +177,13 @@ def _export(args: argparse.Namespace) -> Answer:
             with progress_shown():
                 written = export_job(sources, args.out, args.number)
             number = sources[0].run.id if args.number is None else args.number
-        lines = [Line(f"{counted(len(sources), 'rank')}, {counted(len(written), 'file')} in {args.out}")]
+        lines = [Line(f"{amount(len(sources), 'rank')}, {amount(len(written), 'file')} in {args.out}")]
         lines += [Line(note, "warning") for note in notes]
         table = Table(columns, written, most=FILES_SHOWN, rest="files")
         return Answer(lines=lines, tables=[table], next=[f"nanny summary --db {shlex.quote(args.out)} --run {number}"])
     with open_run(args.db, args.run, damage=args.damage) as source, progress_shown():
         written = export_run(source, Path(args.out), args.format)
-    return Answer(lines=[Line(f"{counted(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
+    return Answer(lines=[Line(f"{amount(len(written), 'file')} in {args.out}")], tables=[Table(columns, written)])
 
 
 def _snapshot_arguments(parser: argparse.ArgumentParser) -> None:

@@ -80,12 +80,12 @@ class RemoteFolder:
 
     def numbers(self) -> list[int]:
         """Of its runs."""
-        return self._numbered(self.root, "run=")
+        return self._numbers_in(self.root, "run=")
 
     def ranks(self, number: int) -> list[int]:
-        return self._numbered(f"{self.root}/run={number}", "rank=")
+        return self._numbers_in(f"{self.root}/run={number}", "rank=")
 
-    def _numbered(self, folder: str, key: str) -> list[int]:
+    def _numbers_in(self, folder: str, key: str) -> list[int]:
         names = [path.rstrip("/").rpartition("/")[2] for path in self.paths_in(folder)]
         return sorted(int(name[len(key) :]) for name in names if name.startswith(key) and name[len(key) :].isdecimal())
 

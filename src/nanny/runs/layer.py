@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.finding import Finding, NannyError
-from ..core.numbers import listed
+from ..core.numbers import join_names
 from ..core.step import SAMPLE_STATS, Site
 from ..store import reader
 from .alerts import Steps, findings_of, is_within, sort_by_step
@@ -93,7 +93,7 @@ def chosen_name(wanted: str, names: Sequence[str]) -> str:
     if len(holding) == 1:
         return holding[0]
     if holding:
-        raise NannyError(f"{wanted!r} could be {listed(holding, 5)}; write one of them in full")
+        raise NannyError(f"{wanted!r} could be {join_names(holding, 5)}; write one of them in full")
     close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.4)
     meant = f"; did you mean {' or '.join(close)}?" if close else "; `nanny stats` lists the layers"
     raise NannyError(f"this run has no layer {wanted!r}{meant}")

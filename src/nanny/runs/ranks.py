@@ -64,7 +64,7 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
         for moment in moments(source):
             by_moment.setdefault((moment.step, moment.kind, moment.updates), {})[source.run.rank] = moment
             varied |= moment.varied if any(everyone <= group for known in groups.values() for group in known) else set()
-    trained_alike = _Agreement(varied, _reduced([held for held in by_moment.values() if held.keys() == everyone]))
+    trained_alike = _Agreement(varied, _reduced_by_hand([held for held in by_moment.values() if held.keys() == everyone]))
     parameters, last = 0, None
     for (step, kind, _), held in sorted(by_moment.items()):
         ranks = {rank: moment.sums for rank, moment in held.items()}
@@ -244,7 +244,7 @@ def whole_norms(sources: Sequence[Source]) -> tuple[np.ndarray, np.ndarray] | No
     return np.array(known, np.int64), np.sqrt([sum(squares[step]) for step in known])
 
 
-def _reduced(held: Sequence[Mapping[int, Moment]]) -> set[str]:
+def _reduced_by_hand(held: Sequence[Mapping[int, Moment]]) -> set[str]:
     """Parameters whose gradients a loop averages by hand: at two moments all that are no constant were alike on all ranks, bit by
     bit, and other ones than before."""
     seen: dict[str, set[int]] = {}
@@ -264,14 +264,14 @@ class _Agreement:
 
     def __init__(self, varied: Set[str], reduced: Set[str]) -> None:
         self._seen: dict[tuple[int, str], set[int]] = {}
-        self._varied, self._reduced = varied, reduced
+        self._varied, self._reduced_by_hand = varied, reduced
 
     def note(self, kind: int, name: str, value: int) -> None:
         self._seen.setdefault((kind, name), set()).add(value)
 
     def knows(self, kind: int, name: str) -> bool:
         moved = len(self._seen.get((kind, name), ())) > (name not in self._varied)
-        return KINDS[kind][0] == "weight" and (moved or name in self._reduced)
+        return KINDS[kind][0] == "weight" and (moved or name in self._reduced_by_hand)
 
 
 def _replicas(

@@ -79,15 +79,15 @@ def own_format(source: Source) -> Format:
     """The low format that the run was in: autocast's, else that of most outputs or weights; FP32 where they are not low."""
     if source.run.amp_dtype:
         return format_of(source.run.amp_dtype)
-    return max(_counted(source, "output"), _counted(source, "weight"), key=lambda pair: pair[1])[0]
+    return max(_usual_format(source, "output"), _usual_format(source, "weight"), key=lambda pair: pair[1])[0]
 
 
 def keeps_low_weights(source: Source) -> bool:
     """Whether updates are added to weights of few digits: there is no FP32 copy of them."""
-    return _counted(source, "weight")[1] > 0
+    return _usual_format(source, "weight")[1] > 0
 
 
-def _counted(source: Source, kind: str) -> tuple[Format, int]:
+def _usual_format(source: Source, kind: str) -> tuple[Format, int]:
     """The low format that most sites of a kind are in, and of how many; FP32 and 0 where most are not."""
     dtypes = [site.dtype for site in source.sites(kind)]
     low = Counter(form for form in FORMATS.values() for dtype in dtypes if form.bits < FP32.bits and dtype == form.torch_name)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ..core.finding import Finding, Link, Severity
-from ..core.numbers import counted
+from ..core.numbers import amount
 from ..core.terminal import visible
-from .term import DEFAULT_WIDTH, painted
+from .term import DEFAULT_WIDTH, paint
 from .translation import translate
 
 Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
@@ -46,7 +46,7 @@ def errors_first(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: -finding.severity)
 
 
-def folded(findings: Sequence[Finding], code: str) -> list[Finding]:
+def fold(findings: Sequence[Finding], code: str) -> list[Finding]:
     """Of the findings of one code in a file only the first, with the number of the others."""
     groups: dict[str, list[Finding]] = {}
     for finding in findings:
@@ -56,7 +56,7 @@ def folded(findings: Sequence[Finding], code: str) -> list[Finding]:
     for finding in findings:
         group = groups[finding.file] if finding.code == code else [finding]
         if finding is group[0]:
-            more = f", and {counted(len(group) - 1, 'place')} more in this file" if len(group) > 1 else ""
+            more = f", and {amount(len(group) - 1, 'place')} more in this file" if len(group) > 1 else ""
             out.append(replace(finding, message=finding.message + more))
     return out
 
@@ -73,8 +73,8 @@ def render_concise(findings: Sequence[Finding], colour: bool = False) -> str:
     """One line for each finding, in the form that editors and `grep` know."""
     lines = []
     for finding in findings:
-        severity = painted(finding.severity.name, STYLES[finding.severity], colour)
-        code = painted(finding.code, "strong", colour)
+        severity = paint(finding.severity.name, STYLES[finding.severity], colour)
+        code = paint(finding.code, "strong", colour)
         lines.append(f"{place(finding)}: {severity} {code} {one_line(finding.message)}".lstrip(": "))
     return "\n".join(lines)
 
@@ -89,12 +89,12 @@ def render_text(
 
 def summary(findings: Sequence[Finding], checked: int, noun: str = "file") -> str:
     """`Found 2 errors and 1 warning in 7 files.`"""
-    where = f"in {counted(checked, noun)}"
+    where = f"in {amount(checked, noun)}"
     if not findings:
         return f"No findings {where}."
     by_severity = Counter(finding.severity for finding in findings)
     words = {Severity.ERROR: ("error", ""), Severity.WARNING: ("warning", ""), Severity.INFO: ("remark", "")}
-    parts = [counted(by_severity[s], *words[s]) for s in sorted(by_severity, reverse=True)]
+    parts = [amount(by_severity[s], *words[s]) for s in sorted(by_severity, reverse=True)]
     return f"Found {' and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)} {where}."
 
 
@@ -118,7 +118,7 @@ def render_statistics(findings: Sequence[Finding], colour: bool = False) -> str:
     wide = max((len(str(count)) for count, _, _ in rows), default=0)
     long = max((len(code) for _, code, _ in rows), default=0)
     return "\n".join(
-        f"{count:>{wide}}  {painted(f'{code:<{long}}', 'strong', colour)}  {painted(s.name.lower(), STYLES[s], colour)}"
+        f"{count:>{wide}}  {paint(f'{code:<{long}}', 'strong', colour)}  {paint(s.name.lower(), STYLES[s], colour)}"
         for count, code, s in rows
     )
 
@@ -137,7 +137,7 @@ def _chain(finding: Finding, lines: Lines, width: int, in_full: bool, lang: str)
     if not in_full:
         if len(finding.chain) < 2:
             return []
-        return _labelled("chain:", " > ".join(f"{at(k)} {k.what}" for k in finding.chain), width, lang)
+        return _with_label("chain:", " > ".join(f"{at(k)} {k.what}" for k in finding.chain), width, lang)
     out = []
     for number, link in enumerate(finding.chain, 1):
         out += _indent(f"{number}. {at(link)}: {link.what}", width, rest="     ")
@@ -148,22 +148,22 @@ def _chain(finding: Finding, lines: Lines, width: int, in_full: bool, lang: str)
 
 
 def _block(finding: Finding, lines: Lines, colour: bool, width: int, whys: Mapping[str, str] | None, lang: str) -> str:
-    head = f"{painted(place(finding), 'strong', colour)}: " if place(finding) else ""
-    head += painted(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
+    head = f"{paint(place(finding), 'strong', colour)}: " if place(finding) else ""
+    head += paint(f"{finding.severity.name} {finding.code}", STYLES[finding.severity], colour)
     out = [head, *_indent(finding.message, width)]
     source = lines.get((finding.file, finding.cell))
     if source is not None and finding.line is not None and 1 <= finding.line <= len(source):
         out += _frame(finding, source, colour, width)
     out += _chain(finding, lines, width, whys is not None, lang)
     if whys and whys.get(finding.code):
-        out += _labelled("why:", whys[finding.code], width, lang)
+        out += _with_label("why:", whys[finding.code], width, lang)
     if finding.hint:
-        fix, label = _labelled("fix:", finding.hint, width, lang), f"  {translate('fix:', lang)}"
-        out += [painted(label, "good", colour) + fix[0].removeprefix(label), *fix[1:]]
+        fix, label = _with_label("fix:", finding.hint, width, lang), f"  {translate('fix:', lang)}"
+        out += [paint(label, "good", colour) + fix[0].removeprefix(label), *fix[1:]]
     return "\n".join(out)
 
 
-def _labelled(label: str, text: str, width: int, lang: str) -> list[str]:
+def _with_label(label: str, text: str, width: int, lang: str) -> list[str]:
     first = f"  {translate(label, lang)} "
     return _indent(text, width, first=first, rest=" " * _cells(first))
 
@@ -192,16 +192,16 @@ def _frame(finding: Finding, source: Sequence[str], colour: bool, width: int) ->
     end = (finding.end_column or start + 2) - 1 if one_row else len(source[row - 1])
     text, before, carets = _mark_columns(source[row - 1], start, end, room)
     out = [_numbered_line(number, source[number - 1], gutter, room, colour) for number in range(first, row)]
-    out.append(f"{painted(f'{row:>{gutter}} |', 'quiet', colour)} {text}".rstrip())
-    mark = painted("^" * carets, STYLES[finding.severity], colour)
-    out.append(f"{painted(' ' * gutter + ' |', 'quiet', colour)} {' ' * before}{mark}")
+    out.append(f"{paint(f'{row:>{gutter}} |', 'quiet', colour)} {text}".rstrip())
+    mark = paint("^" * carets, STYLES[finding.severity], colour)
+    out.append(f"{paint(' ' * gutter + ' |', 'quiet', colour)} {' ' * before}{mark}")
     return [f"  {line}" for line in out]
 
 
 def _numbered_line(number: int, line: str, gutter: int, room: int, colour: bool) -> str:
     text = visible(line.replace("\t", TAB)).rstrip()
     text = text if _cells(text) <= room else f"{text[: room - 1]}…"
-    return f"{painted(f'{number:>{gutter}} |', 'quiet', colour)} {text}".rstrip()
+    return f"{paint(f'{number:>{gutter}} |', 'quiet', colour)} {text}".rstrip()
 
 
 def _mark_columns(line: str, start: int, end: int, room: int) -> tuple[str, int, int]:
@@ -230,5 +230,5 @@ def _cells(text: str) -> int:
 def danger(findings: Sequence[Finding], target: str) -> str:
     """`not safe in fp16: 2 errors and 1 warning`; empty where nothing is serious."""
     errors, warnings = (sum(f.severity == level for f in findings) for level in (Severity.ERROR, Severity.WARNING))
-    parts = [counted(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n]
+    parts = [amount(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n]
     return f"{'not safe' if errors else 'risky'} in {target}: {' and '.join(parts)}" if parts else ""

@@ -31,9 +31,9 @@ class Shown:
 
     looks: ClassVar[str]  # "module:function", in the `text.py` of the room
 
-    def rendered(self, colour: bool = False) -> str:
+    def render(self, colour: bool = False) -> str:
         text: str = resolve_name(self.looks)(self, colour=colour)
         return text
 
     def _repr_html_(self) -> str:
-        return cell(self.rendered(colour=True))
+        return cell(self.render(colour=True))

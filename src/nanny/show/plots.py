@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.finding import Finding, NannyError, Severity
 from ..core.formats import TARGETS, format_of
-from ..core.numbers import counted, power_of_two, short, shortened
+from ..core.numbers import amount, power_of_two, short, shorten
 from ..core.terminal import visible
 
 try:
@@ -197,7 +197,7 @@ def _figure(marks: Marks, what: str, panels: int) -> tuple[Figure, list[Any]]:
 
 def _sheet(marks: Marks, what: str, height: float) -> Figure:
     figure = Figure(figsize=(9.0, height), layout="constrained", facecolor="white")
-    figure.suptitle(f"{what}\n{visible(shortened(marks.title, 130))}", fontsize=9, x=0.01, ha="left", color="#444444")
+    figure.suptitle(f"{what}\n{visible(shorten(marks.title, 130))}", fontsize=9, x=0.01, ha="left", color="#444444")
     return figure
 
 
@@ -215,10 +215,10 @@ def _draw_curve(axes: Any, curve: Curve, label: str, log: bool = False) -> None:
     axes.set_ylabel(label)
     bad = ~np.isfinite(values)
     if bad.any():
-        _rug(axes, steps[bad], 0.96, "x", RED, f"NaN or infinity ({counted(int(bad.sum()), 'step')})")
+        _rug(axes, steps[bad], 0.96, "x", RED, f"NaN or infinity ({amount(int(bad.sum()), 'step')})")
     zero = (values == 0) & log
     if zero.any():
-        _rug(axes, steps[zero], 0.02, "_", BLUE, f"zero ({counted(int(zero.sum()), 'step')})")
+        _rug(axes, steps[zero], 0.02, "_", BLUE, f"zero ({amount(int(zero.sum()), 'step')})")
 
 
 def _label_decades(axes: Any, decades: float) -> None:
@@ -236,7 +236,7 @@ def _draw_marks(axes: Any, marks: Marks) -> None:
     for severity, marker, colour, fill in ((Severity.WARNING, "^", AMBER, "none"), (Severity.ERROR, "^", RED, RED)):
         steps = sorted({f.step for f in marks.findings if f.severity == severity and f.step is not None})
         if steps:
-            label = f"{severity.name.lower()} ({counted(len(steps), 'step')})"
+            label = f"{severity.name.lower()} ({amount(len(steps), 'step')})"
             _rug(axes, np.array(steps), -0.02, marker, colour, label, 7, fill)
     _draw_culprit(axes, marks.culprit)
 
@@ -315,4 +315,4 @@ def _legend(axes: Any) -> None:
 
 
 def _short(name: str) -> str:
-    return visible(shortened(name, NAME_WIDTH))
+    return visible(shorten(name, NAME_WIDTH))

@@ -46,7 +46,7 @@ def _rule(code: str, doc: str) -> dict[str, Any]:
 
 def _result(finding: Finding, index: int, fingerprint: str, root: str) -> dict[str, Any]:
     text = finding.message if finding.cell is None else f"cell {finding.cell}, line {finding.line}: {finding.message}"
-    related = [_related(number, link, root) for number, link in enumerate(finding.chain, 1)]
+    related = [_related_location(number, link, root) for number, link in enumerate(finding.chain, 1)]
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
@@ -58,7 +58,7 @@ def _result(finding: Finding, index: int, fingerprint: str, root: str) -> dict[s
     }
 
 
-def _related(number: int, link: Link, root: str) -> dict[str, Any]:
+def _related_location(number: int, link: Link, root: str) -> dict[str, Any]:
     """A place of the chain; a notebook's cell has no line in the file, so it is said in the text."""
     text = link.what if link.cell is None else f"cell {link.cell}, line {link.line}: {link.what}"
     region = {"startLine": link.line if link.cell is None else 1}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..core.numbers import short, shortened
+from ..core.numbers import short, shorten
 from ..core.plain_json import to_text
 from ..core.terminal import visible
-from .term import DEFAULT_WIDTH, columns_of, painted, wrapped
+from .term import DEFAULT_WIDTH, columns_of, paint, wrap
 from .translation import translate
 
 FORMATS = ("text", "json", "csv", "markdown")
@@ -86,13 +86,13 @@ def render_answer(answer: Answer, form: str, width: int = DEFAULT_WIDTH, colour:
         table = answer.flat or (answer.tables[0] if answer.tables else None)
         return csv_text(table) if table else ""
     if lang != "en":
-        answer = _translated(answer, lang)
+        answer = _translate(answer, lang)
     if form == "markdown":
         return _markdown(answer)
     return _text(answer, width, colour, lang)
 
 
-def _translated(answer: Answer, lang: str) -> Answer:
+def _translate(answer: Answer, lang: str) -> Answer:
     lines = [translate_line(line, lang) for line in answer.lines]
     return replace(answer, lines=lines, tables=[translate_table(table, lang) for table in answer.tables])
 
@@ -142,14 +142,14 @@ def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -
     styles = ["strong", *table.styles]
     lines = []
     for number, row in enumerate(cells):
-        parts = [_padded(shortened(row[i], widths[i]), widths[i], right[i]) for i in kept]
-        lines.append(painted("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
+        parts = [_pad(shorten(row[i], widths[i]), widths[i], right[i]) for i in kept]
+        lines.append(paint("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
     missing = ", ".join(cells[0][i] for i in range(len(widths)) if i not in kept)
-    narrow = wrapped(table.narrow.format(missing), width, 2) if missing else []
+    narrow = wrap(table.narrow.format(missing), width, 2) if missing else []
     return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table), *narrow])
 
 
-def _padded(cell: str, width: int, right: bool) -> str:
+def _pad(cell: str, width: int, right: bool) -> str:
     space = " " * max(width - columns_of(cell), 0)
     return space + cell if right else cell + space
 
@@ -193,7 +193,7 @@ def _text(answer: Answer, width: int, colour: bool, lang: str) -> str:
     parts += [table_text(table, width, colour) for table in answer.tables if table.rows]
     if answer.next:
         name = "next:" if lang == "en" else "接下来："
-        head, space = painted(name, "quiet", colour), " " * columns_of(name)
+        head, space = paint(name, "quiet", colour), " " * columns_of(name)
         parts.append("\n".join(f"{space if i else head} {command}" for i, command in enumerate(answer.next)))
     return "\n\n".join(parts)
 
@@ -204,7 +204,7 @@ def report_line(text: str, width: int, lang: str = "en") -> list[str]:
     name = translate(label.strip(), lang)
     head = " " * (len(label) - len(label.lstrip())) + name
     head += " " * max(len(label) - columns_of(head), 1 if name else 0)
-    return wrapped(head + translate(text[len(label) :], lang), width, len(label) or 2)
+    return wrap(head + translate(text[len(label) :], lang), width, len(label) or 2)
 
 
 def report_lines(texts: Sequence[str], lang: str | None) -> list[Line]:
@@ -218,8 +218,8 @@ def lines_text(lines: Sequence[Line], width: int, colour: bool = False) -> str:
 
 def _wrap(line: Line, width: int, colour: bool) -> str:
     text = visible(line.text.replace("\n", " "))
-    parts = [text] if line.whole or columns_of(text) <= width else wrapped(text, width, line.indent)
-    return "\n".join(painted(part, line.style, colour) for part in parts)
+    parts = [text] if line.whole or columns_of(text) <= width else wrap(text, width, line.indent)
+    return "\n".join(paint(part, line.style, colour) for part in parts)
 
 
 def _markdown(answer: Answer) -> str:

@@ -32,7 +32,7 @@ def width_of(stream: TextIO) -> int:
     return min(max(shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns, 60), 160)
 
 
-def painted(text: str, style: str, colour: bool) -> str:
+def paint(text: str, style: str, colour: bool) -> str:
     return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if colour and style in _CODES else text
 
 
@@ -41,7 +41,7 @@ def columns_of(text: str) -> int:
     return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 
-def wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Lines of at most `width` columns, broken at spaces and between Chinese characters; words stay whole, and so does `5 %`."""
     lines, line, filled = [], "", 0
     for piece in _PIECE.findall(re.sub(r"(?<=\d) (?=%)", "\xa0", text)):

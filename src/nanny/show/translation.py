@@ -105,7 +105,7 @@ def _chinese(text: str) -> str:
         shorter = _chinese(text[:-1])
         return text if shorter == text[:-1] else f"{shorter}。"
     near = [entry for entry in gapped if entry.key in text]
-    found = next((match for entry in near if (match := _filled(entry, text))), "")
+    found = next((match for entry in near if (match := _fill(entry, text))), "")
     found = found or _by_clauses(text, every=True)
     if not found and text[-1] == ":" and (shorter := _chinese(text[:-1])) != text[:-1]:
         return f"{shorter}："
@@ -113,12 +113,12 @@ def _chinese(text: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.DOTALL)
 
 
-def _filled(entry: _Entry, text: str) -> str:
-    found = _compiled(entry.pattern).fullmatch(text)
+def _fill(entry: _Entry, text: str) -> str:
+    found = _compile(entry.pattern).fullmatch(text)
     if found is None:
         return ""
     text = entry.chinese.format(*("0" if group == "no" else _chinese(group) for group in found.groups()))
@@ -142,7 +142,7 @@ def _by_clauses(text: str, every: bool = False) -> str:
     return ""
 
 
-def labelled(label: str, text: str, lang: str | None) -> str:
+def with_label(label: str, text: str, lang: str | None) -> str:
     """`Clearance: 6.8 bits left`: Chinese has a colon of its own, which is as wide as a space behind it."""
     return f"{label}：{text}" if lang == "zh" else f"{label}: {text}"
 

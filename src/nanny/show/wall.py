@@ -82,12 +82,12 @@ def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
     yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
     room = 1112 - width
     size = min(24, int(room / _width(title, 1.04)))
-    lines = [title] if size >= TITLE else _wrapped(title, room, 1.04 * TITLE)
+    lines = [title] if size >= TITLE else _wrap(title, room, 1.04 * TITLE)
     for i, line in enumerate([*lines[:1], " ".join(lines[1:])]):  # smaller where it is long, then in two lines
         y = 53 if len(lines) == 1 else 41 + 24 * i
-        yield _text(52 + width, y, _fitting(line, room, 1.04 * max(size, TITLE)), "ink", max(size, TITLE), bold=True)
+        yield _text(52 + width, y, _fit(line, room, 1.04 * max(size, TITLE)), "ink", max(size, TITLE), bold=True)
     small = max(13, min(17, int(1128 / max(_width(subtitle, 1.04), 1))))
-    yield _text(36, 90, _fitting(subtitle, 1128, 1.04 * small), "soft", small)
+    yield _text(36, 90, _fit(subtitle, 1128, 1.04 * small), "soft", small)
 
 
 class _Axes:
@@ -134,7 +134,7 @@ def _plot(wall: Wall, words: Mapping[str, str]) -> Iterator[str]:
     of_op = words["results"].format(op=wall.op) if wall.ran or wall.fp32 else words["empty"]
     title = f"{words[wall.kind]} {wall.site}" if wall.kind else of_op
     left, legend = _legend(wall, words, axes)
-    yield _text(LEFT, TOP - 12, _fitting(title, left - LEFT, 16), "ink", 16)
+    yield _text(LEFT, TOP - 12, _fit(title, left - LEFT, 16), "ink", 16)
     yield from legend
     yield from _grid(axes, words)
     if wall.impact is not None:  # below the words that it may cross
@@ -322,7 +322,7 @@ def _panel(wall: Wall, words: Mapping[str, str], seen: str, change: str, chain: 
     asked = ((words["seen"], seen), (words["change"], change), (words["how"], " → ".join(chain)))
     for heading, text in (*(pair for pair in asked if pair[1]), *outlook(wall, words)):
         yield _text(PANEL, y, heading, "ink", 18, bold=True)
-        for line in _wrapped(text, EDGE - PANEL, 16)[:9]:
+        for line in _wrap(text, EDGE - PANEL, 16)[:9]:
             y += 23
             yield _text(PANEL, y, line, "ink", 16)
         y += 40
@@ -373,7 +373,7 @@ def _width(text: str, size: float) -> float:
     return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
 
 
-def _fitting(text: str, width: float, size: float) -> str:
+def _fit(text: str, width: float, size: float) -> str:
     if _width(text, size) <= width:
         return text
     while text and _width(text + "…", size) > width:
@@ -381,7 +381,7 @@ def _fitting(text: str, width: float, size: float) -> str:
     return text + "…"
 
 
-def _wrapped(text: str, width: float, size: float) -> list[str]:
+def _wrap(text: str, width: float, size: float) -> list[str]:
     lines = [""]
     for word in _words(text):
         if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:

@@ -214,7 +214,7 @@ def pick_run(db: sqlite3.Connection, number: int | None) -> RunRow:
                 for part in missed_parts(db, run.id):
                     note_damage(db, part)
             return run
-    raise NannyError(f"there is no run {number}; `nanny runs` lists them: {_listed([run.id for run in found])}")
+    raise NannyError(f"there is no run {number}; `nanny runs` lists them: {_join_numbers([run.id for run in found])}")
 
 
 def kinds(db: sqlite3.Connection, run: int) -> list[str]:
@@ -419,6 +419,6 @@ def _file_of(db: sqlite3.Connection) -> Path | None:
     return Path(name) if name else None
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _join_numbers(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[-MOST_LISTED:]))
     return shown if len(numbers) <= MOST_LISTED else f"..., {shown}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.finding import NannyError
-from ..core.numbers import listed
+from ..core.numbers import join_names
 from ..core.regular_files import check_regular
 from ..core.torch_files import damaged_file, load_torch_file
 
@@ -79,10 +79,10 @@ def _chosen_key(path: Path, keys: list[str], key: str | None) -> str:
     if key is None and len(keys) == 1:
         return keys[0]
     if key is None:
-        raise NannyError(f"{path}: holds {len(keys)} tensors; name one as {path}:KEY, with KEY one of: {listed(keys, 20)}")
+        raise NannyError(f"{path}: holds {len(keys)} tensors; name one as {path}:KEY, with KEY one of: {join_names(keys, 20)}")
     if key not in keys:
         near = difflib.get_close_matches(key, keys, 5, 0.5)
-        offer = f"did you mean {' or '.join(near)}" if near else f"it has: {listed(keys, 20)}"
+        offer = f"did you mean {' or '.join(near)}" if near else f"it has: {join_names(keys, 20)}"
         raise NannyError(f"{path}: there is no tensor {key!r} in it; {offer}")
     return key
 

@@ -207,7 +207,7 @@ class TensorReport(Shown):
         return max((f.severity for f in self.findings), default=None)
 
     def __str__(self) -> str:
-        return self.rendered()
+        return self.render()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from ..core.finding import Finding, Severity
-from ..core.numbers import counted, deviation, share, short
+from ..core.numbers import amount, deviation, share, short
 from ..show.findings import danger, render_text
 from ..show.tables import Column, Table, report_line, table_text, translate_table
-from ..show.term import DEFAULT_WIDTH, painted
+from ..show.term import DEFAULT_WIDTH, paint
 from ..show.translation import translate
 from .records import Dimension, RangeFit, Reduction, Resolution, TensorReport, Tiles
 
@@ -34,9 +34,9 @@ def render_tensor(
     sections = [
         _head(report, colour, lang),
         render_text(report.findings, colour=colour, width=width, lang=lang),
-        _labelled("values", value_lines(report), width, lang),
+        _block("values", value_lines(report), width, lang),
         _under("range", ranges_table(report, lang), width, lang),
-        _labelled("resolution", resolution_text(report), width, lang),
+        _block("resolution", resolution_text(report), width, lang),
         _dimensions(report, plain, width, lang),
         _tiles(report.tiles, report.target, plain, width, lang),
         _under("reductions", reductions_table(report, lang), width, lang) if report.reductions else "",
@@ -48,7 +48,7 @@ def render_tensor(
 
 
 def verdict(findings: Sequence[Finding], target: str) -> str:
-    return danger(findings, target) or f"healthy in {target}" + (f", {counted(len(findings), 'remark')}" if findings else "")
+    return danger(findings, target) or f"healthy in {target}" + (f", {amount(len(findings), 'remark')}" if findings else "")
 
 
 def _head(report: TensorReport, colour: bool, lang: str) -> str:
@@ -56,16 +56,16 @@ def _head(report: TensorReport, colour: bool, lang: str) -> str:
     worst = report.worst or Severity.INFO
     style = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "good"}[worst]
     name = f"{report.name}: " if report.name else ""
-    return f"{name}{report.source} {shape}, {painted(translate(verdict(report.findings, report.target), lang), style, colour)}"
+    return f"{name}{report.source} {shape}, {paint(translate(verdict(report.findings, report.target), lang), style, colour)}"
 
 
-def _labelled(label: str, lines: Sequence[str], width: int, lang: str) -> str:
+def _block(label: str, lines: Sequence[str], width: int, lang: str) -> str:
     labels = [label, *[""] * len(lines)]
     return "\n".join(part for name, line in zip(labels, lines) for part in report_line(f"{name:<12}{line}", width, lang))
 
 
 def _under(label: str, table: Table, width: int, lang: str) -> str:
-    return "\n".join([_labelled(label, [table.title], width, lang), *_table_lines(replace(table, title=""), lang)])
+    return "\n".join([_block(label, [table.title], width, lang), *_table_lines(replace(table, title=""), lang)])
 
 
 def _table_lines(table: Table, lang: str, indent: int = 2) -> list[str]:
@@ -182,7 +182,7 @@ def _tiles(t: Tiles | None, target: str, plain: bool, width: int, lang: str) -> 
         return ""
     peak = [v for line in t.heat for v in line if v > 0]
     bounds = (min(peak), max(peak)) if peak else None
-    said = _labelled("tiles", tile_lines(t, target), width, lang)
+    said = _block("tiles", tile_lines(t, target), width, lang)
     return "\n".join([said, *(f"    {heat_line(line, plain, bounds)}" for line in t.heat)])
 
 

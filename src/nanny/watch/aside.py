@@ -229,7 +229,7 @@ def _come_back() -> None:
                 part.come_back()
 
 
-def _entered(original: Any) -> Any:
+def _wrap_depth(original: Any) -> Any:
     def get_dynamic_layer_stack_depth() -> Any:
         if _runs_as_written():
             return original()
@@ -245,7 +245,7 @@ def _entered(original: Any) -> Any:
     return get_dynamic_layer_stack_depth
 
 
-def _left(original: Any) -> Any:
+def _wrap_undo(original: Any) -> Any:
     def pop_dynamic_layer_stack_and_undo_to_depth(depth: Any) -> Any:
         result = original(depth)
         with _lock:
@@ -288,7 +288,7 @@ def _backward(original: Any) -> Any:
     return _engine_run_backward
 
 
-def _exporting(original: Any) -> Any:
+def _wrap_export(original: Any) -> Any:
     def export(*args: Any, **kwargs: Any) -> Any:
         _go_aside(COMPILED)
         try:
@@ -316,12 +316,12 @@ def _new_tensor(original: Any) -> Any:
 
 
 _COMPILER_DOORS = (  # torch's wrapper of a compiled function goes in through the first and out through the second; nobody else
-    _Door(torch._C._functorch, "get_dynamic_layer_stack_depth", _entered),
-    _Door(torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth", _left),
+    _Door(torch._C._functorch, "get_dynamic_layer_stack_depth", _wrap_depth),
+    _Door(torch._C._functorch, "pop_dynamic_layer_stack_and_undo_to_depth", _wrap_undo),
 )
 _OTHER_DOORS = (  # closed inside a compiled function: its frames must not meet them
     _Door(modules, "_has_any_global_hook", _asked_for_hooks),  # a compiled module asks, and warns
     _Door(torch.autograd, "_engine_run_backward", _backward),
     _Door(torch.Tensor, "__new__", _new_tensor),
-    _Door(torch.export, "export", _exporting),
+    _Door(torch.export, "export", _wrap_export),
 )

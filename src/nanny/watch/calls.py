@@ -24,7 +24,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .names import is_compiled, unwrapped
+from .names import is_compiled, unwrap
 from .op_stream import has_other_modes
 from .tensors import being_traced, has_storage, in_backward, map_leaves, tensors_in
 
@@ -48,11 +48,11 @@ def _hold(value: Any) -> Any:
     return _Lent(value) if isinstance(value, np.ndarray) else value
 
 
-def _holding(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+def _with_held(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     return map_leaves(args, _hold), map_leaves(kwargs, _hold) if kwargs else kwargs
 
 
-def _kept(tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, int]]:
+def _copies_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, int]]:
     return [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in tensors]
 
 
@@ -79,7 +79,7 @@ class ModelCall:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], has_modes: bool = False, catches: bool = False
     ) -> None:
-        self._args, self._kwargs = _outside_modes(_holding, args, kwargs)
+        self._args, self._kwargs = _outside_modes(_with_held, args, kwargs)
         self._called, self.has_modes = module, has_modes
         self._catches = catches
         self.is_over = False
@@ -113,7 +113,7 @@ class ModelCall:
 
     @property
     def module(self) -> nn.Module:
-        return unwrapped(self._called)
+        return unwrap(self._called)
 
     @property
     def with_grad(self) -> bool:
@@ -166,7 +166,7 @@ class ModelCall:
         self.is_over = True
         found = tensors_in(out)
         if not any(map(Tensor.is_inference, found)):
-            self._numbers = _outside_modes(_kept, found)
+            self._numbers = _outside_modes(_copies_of, found)
         mine = weakref.ref(self)  # a graph may outlive the step
         for i, tensor in enumerate(found):
             node = tensor.grad_fn
@@ -294,7 +294,7 @@ class ModelCalls:
             for part in module.modules()
         )
 
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
+    def note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
         if not self._knows(module) or threading.get_ident() != self._thread:
             return None
         self.heard = True
@@ -345,7 +345,7 @@ def _wrap(kind: Any) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
             return original(self, *args, **kwargs)
-        heard = [c for one in _listeners.get(kind, ()) if (c := _heard(one, self, args, kwargs)) is not None]
+        heard = [c for one in _listeners.get(kind, ()) if (c := _hear(one, self, args, kwargs)) is not None]
         out = None
         try:
             out = original(self, *args, **kwargs)
@@ -373,8 +373,8 @@ def _is_over(made: ModelCall, out: Any) -> None:
         return
 
 
-def _heard(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
+def _hear(one: ModelCalls, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
     try:
-        return one.called(module, args, kwargs)
+        return one.note_call(module, args, kwargs)
     except Exception:  # noqa: BLE001 - the program's call comes first
         return None

@@ -99,6 +99,6 @@ def first_difference(first: Digests, second: Digests) -> tuple[bool, Difference 
         if (one.name, one.given) != (other.name, other.given):
             return False, None  # the program itself went another way
         if one.gave != other.gave:
-            place = other.spot.resolved() if other.spot is not None else Place()
+            place = other.spot.resolve() if other.spot is not None else Place()
             return False, Difference(one.name, one.device, place)
     return len(first.lines) == len(second.lines), None

@@ -146,7 +146,7 @@ def _decode(value: Any, tensors: dict[str, Tensor], path: Path) -> Any:
     tag = next(iter(value))
     held = value[tag]
     if tag == "tensor":
-        return _restored(tensors[held], value, path)
+        return _with_strides(tensors[held], value, path)
     if tag == "float":
         return float(held) if held in ("nan", "inf", "-inf") else float.fromhex(held)
     if tag == "complex":
@@ -174,7 +174,7 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _restored(tensor: Tensor, about: dict[str, Any], path: Path) -> Tensor:
+def _with_strides(tensor: Tensor, about: dict[str, Any], path: Path) -> Tensor:
     """The tensor with the strides that it had; the file holds it without gaps."""
     tensor = tensor.to(_device(about["device"]))
     stride = tuple(int(s) for s in about["stride"])
@@ -219,7 +219,7 @@ def load_dump(given: str | os.PathLike[str]) -> Dump:
 
     path = find_dump(given)
     try:
-        about = json.loads(_bounded(path.with_suffix(".json"), _MOST_JSON).decode("utf-8"))
+        about = json.loads(_read_bounded(path.with_suffix(".json"), _MOST_JSON).decode("utf-8"))
         if about["version"] != VERSION:
             raise NannyError(f"{path}: a dump of version {about['version']!r}, this nanny reads {VERSION}; record it again")
         tensors = _load_tensors(path, about["sha256"])
@@ -248,13 +248,13 @@ def load_dump(given: str | os.PathLike[str]) -> Dump:
 def _load_tensors(path: Path, expected: str) -> dict[str, Tensor]:
     from safetensors.torch import load
 
-    data = _bounded(path, MOST_BYTES + _MOST_JSON)
+    data = _read_bounded(path, MOST_BYTES + _MOST_JSON)
     if hashlib.sha256(data).hexdigest() != expected:
         raise NannyError(f"{path}: differs from what was written (sha256); it is damaged or was changed")
     return load(data)
 
 
-def _bounded(path: Path, most: int) -> bytes:
+def _read_bounded(path: Path, most: int) -> bytes:
     try:
         return read_regular(path, most)
     except OSError:

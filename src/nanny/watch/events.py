@@ -234,7 +234,7 @@ def _view_of(hooks: MutableMapping[int, Any], ours: Any) -> Any:
     return View()
 
 
-def _telling(anywhere: bool) -> Callable[..., None]:
+def _teller(anywhere: bool) -> Callable[..., None]:
     """`anywhere`: what happens is said of an optimizer or parameters, so it counts in autograd's own threads too."""
 
     def tell(name: str, *about: Any) -> None:
@@ -254,7 +254,7 @@ def _telling(anywhere: bool) -> Callable[..., None]:
 
 def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
     """Owner, name and wrapper of each function. Wrappers take whatever comes and hand it on as it came."""
-    tell, tell_all = _telling(anywhere=False), _telling(anywhere=True)
+    tell, tell_all = _teller(anywhere=False), _teller(anywhere=True)
 
     def given(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
         return args[position] if len(args) > position else kwargs.get(name)
@@ -374,7 +374,7 @@ def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
 
 def _optimizer_hooks() -> list[tuple[str, Any]]:
     """The name of torch's dictionary, and our hook in it."""
-    tell = _telling(anywhere=True)
+    tell = _teller(anywhere=True)
 
     def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args holds the optimizer itself first; a closure runs forward and backward inside the step

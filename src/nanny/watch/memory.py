@@ -30,7 +30,7 @@ class MemoryBudget:
         if self._own.find(made) is None:
             self._own.put(made, made.untyped_storage().nbytes())
 
-    def allowed(self, held: int) -> int:
+    def allowance(self, held: int) -> int:
         """As many bytes may be kept, of which `held` are kept now."""
         if self._most is not None:
             return self._most

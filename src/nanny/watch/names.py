@@ -16,7 +16,7 @@ from .tensors import is_readable
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_forward_module")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside the wrappers. `module` counts as a wrapper only on torch's own parallel classes."""
     while (inner := _inside(model)) is not None:
         model = inner
@@ -86,7 +86,7 @@ def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
     compiled: set[int] = set()
     met: set[int] = set()
     for model, prefix in models:
-        inner = unwrapped(model)
+        inner = unwrap(model)
         for name, module in inner.named_modules():
             modules.setdefault(id(module), prefix + plain_name(name) if name else root_name(model, prefix))
             if is_compiled(module):
@@ -107,7 +107,7 @@ def parts_of(models: Sequence[tuple[nn.Module, str]]) -> Parts:
 
 def signature_of(models: Sequence[tuple[nn.Module, str]]) -> list[Any]:
     """All that `parts_of` goes by: while it is the same, so are the parts. A tenth of the time that finding them takes."""
-    stack = [unwrapped(model) for model, _ in models]
+    stack = [unwrap(model) for model, _ in models]
     found: list[Any] = [*map(id, stack), *(prefix for _, prefix in models), *(is_compiled(model) for model, _ in models)]
     met: set[int] = set()
     while stack:
@@ -124,4 +124,4 @@ def signature_of(models: Sequence[tuple[nn.Module, str]]) -> list[Any]:
 
 
 def root_name(model: nn.Module, prefix: str = "") -> str:
-    return prefix.rstrip(".") or type(unwrapped(model)).__name__
+    return prefix.rstrip(".") or type(unwrap(model)).__name__

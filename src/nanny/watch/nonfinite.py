@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core.ops import COPIES, LOGARITHMS, UNWRITTEN
 from .op_facts import bare_name, is_collective, is_view_op, puts_constants, puts_nonfinite
-from .op_stream import Op, guarded
+from .op_stream import Op, guard
 from .places import Places, Spot
 from .storages import StorageMap, key_of
 from .tensors import is_plain, outside_program, tensors_besides, tensors_in
@@ -104,7 +104,7 @@ def _kind_of(func: Any) -> _Kind:
     )
 
 
-class _Before(NamedTuple):
+class _BeforeOp(NamedTuple):
     kind: _Kind
     spot: Spot
     inputs: tuple[tuple[Origin, Any, Any], ...]
@@ -148,16 +148,16 @@ class NonfiniteOrigins:
             self._forget()  # what was written in between is not known
         self._active = on
 
-    def before(self, op: Op) -> _Before | None:
+    def before(self, op: Op) -> _BeforeOp | None:
         kind = _kind_of(op.func)
         if not self._active or kind.is_view:
             return None
         spot = self._places.spot()
         if self._on_op is not None:
             self._on_op(op, spot)
-        return _Before(kind, spot, self._inputs(op.inputs, spot), self._keep(op) if self._keep is not None else None)
+        return _BeforeOp(kind, spot, self._inputs(op.inputs, spot), self._keep(op) if self._keep is not None else None)
 
-    def after(self, op: Op, state: _Before) -> None:
+    def after(self, op: Op, state: _BeforeOp) -> None:
         self._results(op, state)
         if self._keep is not None or len(self._waiting) > _MOST_WAITING:
             self._deliver()
@@ -167,7 +167,7 @@ class NonfiniteOrigins:
 
     def deliver(self) -> None:
         """Tells what has been found since the last look, at the end of a step."""
-        guarded(self, self._deliver, True)
+        guard(self, self._deliver, True)
 
     def _deliver(self, at_end: bool = False) -> None:
         waiting, self._waiting = self._waiting, []
@@ -201,7 +201,7 @@ class NonfiniteOrigins:
     def _from_outside(self, tensor: Tensor, spot: Spot) -> Origin:
         arrived = self._arriving.drop(tensor)
         origin = Origin(None, spot, (), tensor)
-        origin.name, origin.arrived = self._named(key_of(tensor)) if arrived is None else arrived, arrived is not None
+        origin.name, origin.arrived = self._name_of(key_of(tensor)) if arrived is None else arrived, arrived is not None
         self._measure(tensor, origin)
         self._held.put(tensor, origin)
         return origin
@@ -218,7 +218,7 @@ class NonfiniteOrigins:
                 return
         self._waiting.append(origin)
 
-    def _results(self, op: Op, state: _Before) -> None:
+    def _results(self, op: Op, state: _BeforeOp) -> None:
         self.operations += 1
         kind, spot, inputs, kept = state
         made = [op.out] if type(op.out) is Tensor else tensors_in(op.out)
@@ -291,10 +291,10 @@ class NonfiniteOrigins:
         self._names = None  # weights may have got other storages
         for origin in found:
             if origin.storage:
-                origin.name = self._named(origin.storage)
+                origin.name = self._name_of(origin.storage)
         return found
 
-    def _named(self, storage: int) -> str:
+    def _name_of(self, storage: int) -> str:
         if self._names is None:
             self._names = self._places.storages()
         return self._names.get(storage, "")

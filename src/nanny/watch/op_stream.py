@@ -174,7 +174,7 @@ class _OpStream(TorchDispatchMode):
         looking = []
         with _Unseen():
             for consumer in self.consumers:
-                state = guarded(consumer, consumer.before, op)
+                state = guard(consumer, consumer.before, op)
                 if state is not None:
                     looking.append((consumer, state))
         return (op, looking) if looking else None
@@ -183,7 +183,7 @@ class _OpStream(TorchDispatchMode):
         op.out = out
         with _Unseen():
             for consumer, state in looking:
-                guarded(consumer, consumer.after, op, state)
+                guard(consumer, consumer.after, op, state)
 
     def _failed(self, error: BaseException) -> None:
         """In the stream itself: nobody looks any more, and the program goes on."""
@@ -200,7 +200,7 @@ class _OpStream(TorchDispatchMode):
             for consumer in self.consumers:
                 work = getattr(consumer, method, None)
                 if work is not None:
-                    guarded(consumer, work, given)
+                    guard(consumer, work, given)
 
     def _interrupt(self, why: str) -> None:
         self._show("interrupted", why)
@@ -360,7 +360,7 @@ def may_change_modes() -> bool:
     return not (torch.is_inference_mode_enabled() or in_backward() or aside.is_inside())
 
 
-def guarded(consumer: Consumer, work: Callable[..., Any], *given: Any) -> Any:
+def guard(consumer: Consumer, work: Callable[..., Any], *given: Any) -> Any:
     """Work of a consumer, whose failure is its own end."""
     try:
         return work(*given)

@@ -37,7 +37,7 @@ from ..core.finding import warn
 from ..core.numbers import plain_name
 from . import events
 from .aside import ModuleHooks
-from .names import parts_of, unwrapped
+from .names import parts_of, unwrap
 from .op_stream import is_programs_own, leave_program, return_to_program
 
 # Private names of torch, each in use by torch itself; tests/watch/test_places.py fails if one goes.
@@ -67,7 +67,7 @@ class Spot(NamedTuple):
     code: CodeType | None = None
     instruction: int = 0
 
-    def resolved(self) -> Place:
+    def resolve(self) -> Place:
         if self.code is None:
             return self.place
         line = _line_of(self.code, self.instruction)
@@ -125,10 +125,10 @@ class Places:
         self._is_open = False
         self._on_trouble = on_trouble or _warn_once
         self._hooks: ModuleHooks | None = None
-        self._updates: _Updates | None = None
+        self._updates: _AroundSteps | None = None
         self._start()
 
-    def _guarded(self, work: Callable[..., None]) -> Callable[..., None]:
+    def _guard(self, work: Callable[..., None]) -> Callable[..., None]:
         """A hook of ours, whose failure is not the program's: from then on operations are at no place."""
 
         def hook(*given: Any) -> None:
@@ -175,13 +175,13 @@ class Places:
     def _open_hooks(self) -> None:
         self._start()
         self._seen = _counter()
-        guard = self._guarded
+        guard = self._guard
         self._hooks = ModuleHooks(
             lambda: register_module_forward_pre_hook(guard(self._enter)),
             lambda: register_module_forward_hook(guard(self._leave), always_call=True),
         )
         self._hooks.open()
-        self._updates = _Updates(guard(self._begin_update), guard(self._end_update))
+        self._updates = _AroundSteps(guard(self._begin_update), guard(self._end_update))
         events.listen(self._updates)
 
     def close(self) -> None:
@@ -320,13 +320,13 @@ class Places:
 
     def _prefix_of(self, model: nn.Module) -> str:
         """The first model has none, nor one that contains all that was called before it; others their class."""
-        inner = unwrapped(model)
+        inner = unwrap(model)
         met = {key for key, named in self._names.items() if named.thing() is not None}
         return "" if met <= {id(m) for m in inner.modules()} else f"{type(inner).__name__}."
 
     def _name(self, model: nn.Module, prefix: str) -> None:
         self._names = {key: named for key, named in self._names.items() if named.thing() is not None}
-        for name, module in unwrapped(model).named_modules():
+        for name, module in unwrap(model).named_modules():
             self._names[id(module)] = _Named(weakref.ref(module), prefix + plain_name(name) if name else prefix.rstrip("."))
         with torch._C.DisableTorchFunction():  # a function mode of the program is not to see that we ask
             parts = parts_of([(model, prefix)])
@@ -338,7 +338,7 @@ def _warn_once(error: BaseException) -> None:
     warn(f"the nanny lost track of the modules and names no more of them ({type(error).__name__}: {error})")
 
 
-class _Updates(events.PartListener):
+class _AroundSteps(events.PartListener):
     def __init__(self, begin: Callable[..., None], end: Callable[..., None]) -> None:
         self.before_optimizer_step, self.after_optimizer_step = begin, end
 

@@ -76,7 +76,7 @@ class LocalGradients:
                 self._listen(parameter, owner)
 
     def _listen(self, parameter: Tensor, owner: Callable[[], Tensor | None]) -> None:
-        self._unhook.append(add_hook(parameter.register_post_accumulate_grad_hook, self._accumulated))
+        self._unhook.append(add_hook(parameter.register_post_accumulate_grad_hook, self._after_accumulation))
         self._hooked.append(owner)
 
     def are_of(self, parameters: Mapping[int, str]) -> bool:
@@ -104,7 +104,7 @@ class LocalGradients:
             if parameter is not None and not getattr(parameter, "_post_accumulate_grad_hooks", True):
                 parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
-    def _accumulated(self, parameter: Tensor) -> None:
+    def _after_accumulation(self, parameter: Tensor) -> None:
         started = time.perf_counter()
         is_usual = False
         with suppress(Exception):  # what fails here fails again behind the guard, which tells

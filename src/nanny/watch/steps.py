@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from . import events
 from .hooks import add_module_hook
-from .names import unwrapped
+from .names import unwrap
 from .tensors import being_traced, is_readable
 
 MOST_MODELS = 8
@@ -94,7 +94,7 @@ class StepClock(events.PartListener):
     # models
 
     def _add(self, model: nn.Module) -> None:
-        inner = unwrapped(model)
+        inner = unwrap(model)
         self._roots |= {id(m): weakref.ref(m) for m in (model, inner)}
         self._parts |= {id(m): weakref.ref(m) for m in model.modules()}
 
@@ -166,7 +166,7 @@ class StepClock(events.PartListener):
         self._add(module)
 
     def _new_prefix(self, model: nn.Module) -> str:
-        name = type(unwrapped(model)).__name__
+        name = type(unwrap(model)).__name__
         free = (name, *(f"{name}{i}" for i in range(2, 2 + MOST_MODELS)))
         prefix = next(f"{n}." for n in free if f"{n}." not in self._prefixes)
         self._prefixes.add(prefix)

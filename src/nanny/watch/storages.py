@@ -59,7 +59,7 @@ class StorageMap(Generic[V]):
     def __contains__(self, key: int) -> bool:
         return key in self._held
 
-    def chosen(self, choose: Callable[[int, V], W | None]) -> StorageMap[W]:
+    def select(self, choose: Callable[[int, V], W | None]) -> StorageMap[W]:
         """Another map of those that live, with what `choose(key, value)` makes of them, if anything."""
         made = ((key, alive, choose(key, value)) for key, (alive, value) in self._held.items() if not alive.expired())
         out: StorageMap[W] = StorageMap()
@@ -137,7 +137,7 @@ class Buffers:
     def of_storages(self, chosen: StorageMap[Any]) -> Buffers:
         """Those that belong to storages of a map."""
         out = Buffers()
-        out._held = self._held.chosen(lambda key, buffer: buffer if key in chosen else None)
+        out._held = self._held.select(lambda key, buffer: buffer if key in chosen else None)
         return out
 
     @property

@@ -122,7 +122,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
     body = _body(code)
     at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
 
-    def known(names: set[str]) -> list[Tensor] | None:
+    def tensors_of(names: set[str]) -> list[Tensor] | None:
         values = [variables.get(name, others.get(name)) for name in sorted(names)]
         found = tensors_in([value for value in values if isinstance(value, _LOOKED_INTO)])
         return found if len(found) <= _MOST_TENSORS else None
@@ -146,7 +146,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
             tuple(_contexts(body, node, variables, others)),
             variables,
             others,
-            any(t.requires_grad for t in known(_targets(node)) or ()),
+            any(t.requires_grad for t in tensors_of(_targets(node)) or ()),
             sources,
         )
 
@@ -154,15 +154,17 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
         """Those of what it reads, and of what that reads; the nearest ones, as they are written."""
         found, wanted = [], _read_by(last)
         for node in reversed(behind[: behind.index(last)]):
-            tensors = known(_targets(node)) if wanted & _targets(node) and len(_targets(node)) == 1 else None
-            reads = known(_read_by(node)) or any(isinstance(variables.get(n, others.get(n)), nn.Module) for n in _read_by(node))
+            tensors = tensors_of(_targets(node)) if wanted & _targets(node) and len(_targets(node)) == 1 else None
+            reads = tensors_of(_read_by(node)) or any(
+                isinstance(variables.get(n, others.get(n)), nn.Module) for n in _read_by(node)
+            )
             if tensors and reads and _kept_what_it_read(node) and any(map(torch.is_floating_point, tensors)):
                 found.append(made_by(node))
                 wanted |= _read_by(node)
         return tuple(reversed(found[:_MOST_SOURCES]))
 
     for node in behind:
-        made, read = known(_targets(node)), known(_read_by(node) - _targets(node))
+        made, read = tensors_of(_targets(node)), tensors_of(_read_by(node) - _targets(node))
         if made and read and _kept_what_it_read(node) and is_it(made, read):
             yield made_by(node, sources_of(node))
 
@@ -209,16 +211,16 @@ def _contexts(body: list[ast.stmt], node: ast.stmt, *scopes: Mapping[str, Any]) 
         if isinstance(around, ast.With) and _spans(around, node.lineno):
             for item in around.items:
                 kind = item.context_expr.func if isinstance(item.context_expr, ast.Call) else None
-                if kind is not None and _resolved(kind, *scopes) in _CONTEXTS:
+                if kind is not None and _resolve(kind, *scopes) in _CONTEXTS:
                     yield item.context_expr
 
 
-def _resolved(node: ast.expr, *scopes: Mapping[str, Any]) -> Any:
+def _resolve(node: ast.expr, *scopes: Mapping[str, Any]) -> Any:
     """What a dotted name stands for; modules alone are looked into, which answer without running the program's code."""
     if isinstance(node, ast.Name):
         return next((scope[node.id] for scope in scopes if node.id in scope), None)
     if isinstance(node, ast.Attribute):
-        owner = _resolved(node.value, *scopes)
+        owner = _resolve(node.value, *scopes)
         found = vars(owner).get(node.attr) if isinstance(owner, types.ModuleType) else None
         return torch.autocast if isinstance(found, type) and issubclass(found, torch.autocast) else found
     return None

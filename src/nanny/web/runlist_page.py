@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.numbers import duration, shortened
+from ..core.numbers import duration, shorten
 from ..core.plain_json import finding_object
 from ..diagnose.verdict import finding_of
 from ..show.html import asset
@@ -102,7 +102,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
         "" if job.last_step is None else str(job.last_step),
         html.escape(run.amp_dtype or words["autocast"]),
         f'{time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))}<br><span class="quiet">{ago}</span>',
-        f'<span class="site parts">{_parts(shortened(shlex.join(run.argv), 80))}</span>',
+        f'<span class="site parts">{_parts(shorten(shlex.join(run.argv), 80))}</span>',
     ]
     broken = (1, 2, 8)  # names, reasons and commands may break anywhere, words and dates may not
     kinds = ["" if i in broken else ' class="whole"' for i in range(len(cells))]
@@ -120,10 +120,10 @@ def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
     culprit = finding_of(job.verdict) or job.verdict.first
     if culprit is None:
         return html.escape(translate(job.verdict.reason, lang))
-    place = html.escape(shortened(culprit.site, 60))
+    place = html.escape(shorten(culprit.site, 60))
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
     at += "" if job.verdict.rank is None else f", {words['rank'].format(job.verdict.rank)}"
-    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shortened(translate(culprit.message, lang), 500)))
+    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shorten(translate(culprit.message, lang), 500)))
     return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><span class="quiet two-lines">{message}</span>'
 
 

@@ -181,17 +181,17 @@ def _of_run(served: ServedRuns, request: Request, store: Path, run: int, rest: s
             compare = f"{beside}:{other['run']}"
         if of_reference:
             return _json(layer_data(source, run, request.query.get("kind", ""), request.query.get("site", ""), compare))
-        page = _cached(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
+        page = _from_cache(served, places, f"page {compare}", lambda: page_data(source, run, compare, live=True))
         return Reply(200, page, JSON)
     if rest == "api/changes":
         since = request.query.get("since", "")
         if not re.fullmatch(r"-?[0-9]{1,18}", since):
             return _error(400, "since takes the number of a step")
-        return Reply(200, _cached(served, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
+        return Reply(200, _from_cache(served, places, f"since {since}", lambda: changes_since(source, run, int(since))), JSON)
     if rest == "api/histogram":
         return _json(layer_data(source, run, request.query.get("kind", ""), request.query.get("site", "")))
     if rest == "api/whatif":
-        return Reply(200, _cached(served, places, "whatif", lambda: whatif_data(source, run)), JSON)
+        return Reply(200, _from_cache(served, places, "whatif", lambda: whatif_data(source, run)), JSON)
     return _html(lambda nonce: render(None, live=True, lang=served.lang, nonce=nonce))
 
 
@@ -209,7 +209,7 @@ def _jobs(served: ServedRuns) -> tuple[list[Job], list[str]]:
         return jobs_below(served.top, served.jobs)
 
 
-def _cached(served: ServedRuns, places: Sequence[StoredRun], what: str, work_out: Callable[[], Any]) -> bytes:
+def _from_cache(served: ServedRuns, places: Sequence[StoredRun], what: str, work_out: Callable[[], Any]) -> bytes:
     """JSON that takes a while; worked out again only after one of the stores behind it has been written."""
     key, written = (places[0], what), max(last_written(store) for store, _ in places)
     with served.bodies_lock:

@@ -9,7 +9,7 @@ import libcst as cst
 
 from ...core.finding import Finding
 from ..fixers import Change, fixer
-from ..tree import Edit, Tree, argument, dotted, method
+from ..tree import Edit, Tree, argument, dotted_name, method
 from .scaler_order import Step, steps_in
 
 
@@ -70,15 +70,15 @@ def _entries(tree: Tree, saved: cst.CSTNode) -> Iterator[SavedState]:
         scope = tree.scope(saved)
         for assign in tree.all(cst.Assign, scope):
             target = assign.targets[0].target
-            if isinstance(target, cst.Subscript) and dotted(target.value) == saved.value and _state_of(assign.value):
+            if isinstance(target, cst.Subscript) and dotted_name(target.value) == saved.value and _state_of(assign.value):
                 yield SavedState(_state_of(assign.value), _index(target), assign)
-            elif dotted(target) == saved.value and not isinstance(assign.value, cst.Name):
+            elif dotted_name(target) == saved.value and not isinstance(assign.value, cst.Name):
                 yield from _entries(tree, assign.value)
     elif isinstance(saved, cst.Dict):
         for element in saved.elements:
             if isinstance(element, cst.DictElement) and isinstance(element.key, cst.SimpleString) and _state_of(element.value):
                 yield SavedState(_state_of(element.value), element.key.value, element)
-    elif isinstance(saved, cst.Call) and dotted(saved.func) == "dict":
+    elif isinstance(saved, cst.Call) and dotted_name(saved.func) == "dict":
         for arg in saved.args:
             if arg.keyword is not None and _state_of(arg.value):
                 yield SavedState(_state_of(arg.value), f'"{arg.keyword.value}"', arg)
@@ -132,19 +132,19 @@ def _key_beside(entry: SavedState, scaler: str) -> str:
 def _may_be_none(tree: Tree, scaler: str) -> bool:
     """Whether the program asks if there is a scaler, or makes one only sometimes."""
     for test in tree.all(cst.Comparison):
-        if dotted(test.left) == scaler and dotted(test.comparisons[0].comparator) == "None":
+        if dotted_name(test.left) == scaler and dotted_name(test.comparisons[0].comparator) == "None":
             return True
-    if any(dotted(test) == scaler for test in (*(n.test for n in tree.all(cst.If)), *(n.test for n in tree.all(cst.IfExp)))):
+    if any(dotted_name(test) == scaler for test in (*(n.test for n in tree.all(cst.If)), *(n.test for n in tree.all(cst.IfExp)))):
         return True
     for assign in tree.all(cst.Assign):
-        if any(dotted(t.target) == scaler for t in assign.targets) and (
-            isinstance(assign.value, cst.IfExp) or dotted(assign.value) == "None"
+        if any(dotted_name(t.target) == scaler for t in assign.targets) and (
+            isinstance(assign.value, cst.IfExp) or dotted_name(assign.value) == "None"
         ):
             return True
     for parameter in tree.all(cst.Param):
         if parameter.name.value == scaler:
             hint = tree.code(parameter.annotation.annotation) if parameter.annotation is not None else ""
-            given = dotted(parameter.default) if parameter.default is not None else ""
+            given = dotted_name(parameter.default) if parameter.default is not None else ""
             if given == "None" or "None" in hint or "Optional" in hint:
                 return True
     return False
@@ -180,7 +180,7 @@ def _loads(tree: Tree, entry: SavedState) -> list[cst.Call]:
 def _loading(tree: Tree, load: cst.Call, key: str, scaler: str) -> Edit | None:
     """Loads the scaler's state if the checkpoint has one: older ones have not, and that of a disabled scaler is empty."""
     given = argument(load, 0, "state_dict")
-    if not isinstance(given, cst.Subscript) or not dotted(given.value):
+    if not isinstance(given, cst.Subscript) or not dotted_name(given.value):
         return None
     name = scaler
     if not tree.sees(load, name):
@@ -189,7 +189,7 @@ def _loading(tree: Tree, load: cst.Call, key: str, scaler: str) -> Edit | None:
         name in tree.bound_in(f) for f in tree.all(cst.FunctionDef) if tree.owner(f) is tree.owner(load)
     ):
         return None
-    box = dotted(given.value)
+    box = dotted_name(given.value)
     test = f"{name} is not None and {box}.get({key})" if _may_be_none(tree, name) else f"{box}.get({key})"
     if f"{box}[{key}]" in tree.text:
         return None

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ...core.finding import Finding
 from ..fixers import Change, fixer
-from ..tree import Edit, Tree, argument, dotted, method
+from ..tree import Edit, Tree, argument, dotted_name, method
 
 Expression = cst.BaseExpression
 
@@ -29,10 +29,8 @@ def limit_of_the_format(tree: Tree, finding: Finding) -> Iterator[Change]:
         yield Change(
             "use the format's own limit", (tree.replace(number, f"{finfo}({tree.code(dtype)}).{end}"), *imported), is_safe
         )
-    elif tensor is not None and dotted(tensor):
-        yield Change(
-            "use the format's own limit", (tree.replace(number, f"{finfo}({dotted(tensor)}.dtype).{end}"), *imported), is_safe
-        )
+    elif tensor is not None and (name := dotted_name(tensor)):
+        yield Change("use the format's own limit", (tree.replace(number, f"{finfo}({name}.dtype).{end}"), *imported), is_safe)
     else:
         split = _named_first(tree, tensor, number, finfo, end) if tensor is not None else None
         if split is not None:
@@ -57,7 +55,7 @@ def _put_in(tree: Tree, finding: Finding) -> tuple[Expression, Expression | None
     if call is None:
         return None
     is_function = bool(tree.path(call.func))
-    name = method(call)[1] or dotted(call.func)
+    name = method(call)[1] or dotted_name(call.func)
     tensor = argument(call, 0, "input") if is_function else getattr(call.func, "value", None)
     shift = 0 if is_function else -1
     if name in ("masked_fill", "masked_fill_"):
@@ -94,9 +92,9 @@ def _end(tree: Tree, node: cst.CSTNode, depth: int = 0) -> str:
         return ("max" if left == right else "min") if left and right else ""
     if isinstance(node, cst.Attribute) and isinstance(node.value, cst.Call) and tree.path(node.value.func) == "torch.finfo":
         return node.attr.value if node.attr.value in ("min", "max") else ""
-    if isinstance(node, cst.Call) and len(node.args) == 1 and dotted(node.func) in ("float", "int"):
+    if isinstance(node, cst.Call) and len(node.args) == 1 and dotted_name(node.func) in ("float", "int"):
         return _end(tree, node.args[0].value, depth)
-    name = dotted(node)
+    name = dotted_name(node)
     if not name or depth > 3:
         return ""
     found = {_end(tree, value, depth + 1) for value in _values(tree, name)}
@@ -107,10 +105,10 @@ def _values(tree: Tree, name: str) -> Iterator[cst.CSTNode]:
     """Everything that the file gives a name: assignments, defaults, a class's own attribute for `self.name`."""
     last = name.rpartition(".")[2] if name.startswith("self.") else name
     for assign in tree.all(cst.Assign):
-        if any(dotted(t.target) in (name, last) for t in assign.targets):
+        if any(dotted_name(t.target) in (name, last) for t in assign.targets):
             yield assign.value
     for typed in tree.all(cst.AnnAssign):
-        if typed.value is not None and dotted(typed.target) in (name, last):
+        if typed.value is not None and dotted_name(typed.target) in (name, last):
             yield typed.value
     for param in tree.all(cst.Param):
         if param.name.value == name and param.default is not None:

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ...core.finding import Finding
 from ..fixers import Change, fixer
-from ..tree import Edit, Tree, dotted
+from ..tree import Edit, Tree, dotted_name
 
 _OLD = {f"torch.{device}.amp": device for device in ("cuda", "cpu")}
 _NAMES = ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
@@ -25,7 +25,7 @@ def new_amp_names(tree: Tree, finding: Finding) -> Iterator[Change]:
     device, name = _old(tree.path(called))
     if not device or _knows_both(tree, called):
         return
-    edits = _imported(tree, called.value) if isinstance(called, cst.Name) else _dotted(tree, device, name, called)
+    edits = _change_import(tree, called.value) if isinstance(called, cst.Name) else _change_path(tree, device, name, called)
     if edits:
         yield Change(f"use torch.amp.{name}", tuple(edits))
 
@@ -43,15 +43,15 @@ def _old(path: str) -> tuple[str, str]:
     return (_OLD.get(head, ""), name) if name in _NAMES else ("", "")
 
 
-def _imported(tree: Tree, name: str) -> list[Edit]:
+def _change_import(tree: Tree, name: str) -> list[Edit]:
     """The import that brings the name, and every use of all that it brings; nothing where one of them cannot be changed."""
     for node in tree.all(cst.ImportFrom):
         if isinstance(node.names, cst.ImportStar) or node.module is None or node.relative:
             continue
-        brought = {dotted(a.asname.name if a.asname else a.name): dotted(a.name) for a in node.names}
+        brought = {dotted_name(a.asname.name if a.asname else a.name): dotted_name(a.name) for a in node.names}
         if name not in brought:
             continue
-        device = _OLD.get(dotted(node.module), "")
+        device = _OLD.get(dotted_name(node.module), "")
         around = [n for n in tree.above(node) if isinstance(n, (cst.Try, cst.FunctionDef, cst.If, cst.ClassDef))]
         if not device or around or not set(brought.values()) <= set(_NAMES):
             return []
@@ -71,7 +71,7 @@ def _imported(tree: Tree, name: str) -> list[Edit]:
     return []
 
 
-def _dotted(tree: Tree, device: str, name: str, node: cst.CSTNode) -> list[Edit]:
+def _change_path(tree: Tree, device: str, name: str, node: cst.CSTNode) -> list[Edit]:
     """One use by its whole path; a GradScaler everywhere in the file, for `isinstance` must go on agreeing."""
     new = tree.name_of(f"torch.amp.{name}")
     if not new:

@@ -10,7 +10,7 @@ import libcst as cst
 from ...core.finding import Finding, Severity
 from ...core.ops import FORMULA_FUNCTIONS
 from ..fixers import Change, fixer
-from ..tree import Edit, Tree, applied, argument, dotted, method
+from ..tree import Edit, Tree, apply_edits, argument, dotted_name, method
 from .region import logits_of
 
 _DIMENSIONS = (cst.Integer, cst.UnaryOperation, cst.Tuple, cst.List)
@@ -21,7 +21,7 @@ def operand(tree: Tree, call: cst.Call) -> cst.BaseExpression | None:
     if tree.path(call.func) or not isinstance(call.func, cst.Attribute) or _is_self(call):
         return argument(call, 0, "input")
     first = argument(call, 0)
-    is_method = first is None or isinstance(first, _DIMENSIONS) or dotted(first) in ("dim", "axis", "None")
+    is_method = first is None or isinstance(first, _DIMENSIONS) or dotted_name(first) in ("dim", "axis", "None")
     return call.func.value if is_method else first
 
 
@@ -54,7 +54,7 @@ def _is_self(call: cst.Call) -> bool:
 
 
 def _in_place(call: cst.Call) -> bool:
-    name = method(call)[1] or dotted(call.func)
+    name = method(call)[1] or dotted_name(call.func)
     return name.endswith("_") or any(arg.keyword is not None and arg.keyword.value == "out" for arg in call.args)
 
 
@@ -64,7 +64,7 @@ def mixes_freely(finding: Finding) -> bool:
 
 
 def _float_change(tree: Tree, value: cst.BaseExpression, is_safe: bool) -> Change:
-    return Change("compute it in float32", tuple(tree.appended(source(tree, value), ".float()")), is_safe, rests_on(tree, value))
+    return Change("compute it in float32", tuple(tree.append_to(source(tree, value), ".float()")), is_safe, rests_on(tree, value))
 
 
 def rests_on(tree: Tree, value: cst.CSTNode) -> tuple[tuple[int, int], ...]:
@@ -96,18 +96,18 @@ def softmax_in_float32(tree: Tree, finding: Finding) -> Iterator[Change]:
     value = operand(tree, call) if call is not None else None
     if call is None or value is None:
         return
-    edits = tree.appended(value, ".float()")
+    edits = tree.append_to(value, ".float()")
     if mixes_freely(finding) or _names_log(call):
         yield Change("compute it in float32", tuple(edits), mixes_freely(finding), rests_on(tree, value))
-    elif dotted(value):
-        back = tree.appended(call, f".to({dotted(value)}.dtype)")
+    elif dotted_name(value):
+        back = tree.append_to(call, f".to({dotted_name(value)}.dtype)")
         yield Change("compute it in float32", (*edits, *back), False, rests_on(tree, value))
     else:
         yield Change("compute it in float32", tuple(edits), False, rests_on(tree, value))
 
 
 def _names_log(call: cst.Call) -> bool:
-    return (method(call)[1] or dotted(call.func)).rpartition(".")[2] == "log_softmax"
+    return (method(call)[1] or dotted_name(call.func)).rpartition(".")[2] == "log_softmax"
 
 
 @fixer("NUM_EPS_UNDERFLOW")
@@ -132,10 +132,10 @@ def is_number(tree: Tree, node: cst.CSTNode) -> bool:
         return is_number(tree, node.expression)
     if isinstance(node, (cst.Float, cst.Integer)):
         return True
-    name = dotted(node)
+    name = dotted_name(node)
     return bool(name) and any(
         isinstance(a.value, (cst.Float, cst.Integer))
-        and any(dotted(t.target) in (name, name.partition(".")[2]) for t in a.targets)
+        and any(dotted_name(t.target) in (name, name.partition(".")[2]) for t in a.targets)
         for a in tree.all(cst.Assign)
     )
 
@@ -159,10 +159,10 @@ def stable_logarithm(tree: Tree, finding: Finding) -> Iterator[Change]:
     tensor, before, after = found
     edits: list[Edit] = [tree.replace(call, f"{before}{_float(tree, tensor)}{after}")]
     if assign is not None:
-        scope, name = tree.scope(call), dotted(inner)
+        scope, name = tree.scope(call), dotted_name(inner)
         is_only_use = len(tree.uses(scope, name)) == 1
-        if dotted(tensor):
-            if tree.rebound_between(scope, dotted(tensor), tree.end(assign), tree.start(call)):
+        if dotted_name(tensor):
+            if tree.rebound_between(scope, dotted_name(tensor), tree.end(assign), tree.start(call)):
                 return
             gone = tree.without(assign) if is_only_use else None
             if is_only_use and gone is None:
@@ -201,11 +201,11 @@ def _stable(tree: Tree, code: str, made: cst.CSTNode, sign: str) -> tuple[cst.Ba
 
 
 def _is_exp(call: cst.Call) -> bool:
-    return (_method_name(call) or dotted(call.func)) == "exp"
+    return (_method_name(call) or dotted_name(call.func)) == "exp"
 
 
 def _float(tree: Tree, node: cst.CSTNode) -> str:
     start, _ = tree.outer(node)
-    return applied(
-        tree.code(node), [replace(e, start=e.start - start, end=e.end - start) for e in tree.appended(node, ".float()")]
+    return apply_edits(
+        tree.code(node), [replace(e, start=e.start - start, end=e.end - start) for e in tree.append_to(node, ".float()")]
     )

@@ -9,7 +9,7 @@ import libcst as cst
 from ...core.finding import Finding
 from ..fixers import Change, fixer
 from ..interpreter.regions import NO_GRAD
-from ..tree import Edit, Tree, argument, dotted, method
+from ..tree import Edit, Tree, argument, dotted_name, method
 
 _SIGMOIDS = ("torch.sigmoid", "torch.nn.functional.sigmoid", "torch.special.expit")
 _PAIRWISE = frozenset(
@@ -31,9 +31,9 @@ def loss_into_region(tree: Tree, finding: Finding) -> Iterator[Change]:
         yield Change("compute the loss under autocast", tuple(edits))
     output, target = argument(call, 0, "input"), argument(call, 1, "target")
     if output is not None:
-        edits = tree.appended(output, ".float()")
+        edits = tree.append_to(output, ".float()")
         if target is not None and _has_half_target(tree, call):
-            edits += tree.appended(target, ".float()")
+            edits += tree.append_to(target, ".float()")
         yield Change("compute the loss in float32", tuple(edits))
 
 
@@ -41,7 +41,7 @@ def _has_half_target(tree: Tree, loss: cst.Call) -> bool:
     """Whether the loss compares two tensors of a kind: then the finding means both. Class numbers must stay whole."""
     name = tree.path(loss.func).rpartition(".")[2]
     for assign in tree.all(cst.Assign) if not name else ():
-        if any(dotted(t.target) == dotted(loss.func) for t in assign.targets) and isinstance(assign.value, cst.Call):
+        if any(dotted_name(t.target) == dotted_name(loss.func) for t in assign.targets) and isinstance(assign.value, cst.Call):
             name = tree.path(assign.value.func).rpartition(".")[2]
     return name in _PAIRWISE
 
@@ -64,7 +64,7 @@ def _into_block(tree: Tree, call: cst.Call) -> list[Edit]:
     last = before.body.body[-1]
     if isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], (cst.Return, cst.Continue, cst.Break, cst.Raise)):
         return []
-    return tree.shifted(statement, inner.removeprefix(outer)) or []
+    return tree.shift(statement, inner.removeprefix(outer)) or []
 
 
 @fixer("REGION_BCE")
@@ -79,12 +79,12 @@ def bce_on_logits(tree: Tree, finding: Finding) -> Iterator[Change]:
         if edits and new:
             yield Change("use binary_cross_entropy_with_logits", (tree.replace(call.func, new), *edits))
         return
-    criterion = dotted(call.func)
-    made = [a for a in tree.all(cst.Assign) if any(dotted(t.target) == criterion for t in a.targets)]
+    criterion = dotted_name(call.func)
+    made = [a for a in tree.all(cst.Assign) if any(dotted_name(t.target) == criterion for t in a.targets)]
     if not criterion or len(made) != 1 or not isinstance(made[0].value, cst.Call) or tree.path(made[0].value.func) != _BCE_LOSS:
         return
-    calls = [c for c in tree.all(cst.Call) if dotted(c.func) == criterion]
-    mentions = sum(dotted(n) == criterion for n in (tree.all(cst.Attribute) if "." in criterion else tree.all(cst.Name)))
+    calls = [c for c in tree.all(cst.Call) if dotted_name(c.func) == criterion]
+    mentions = sum(dotted_name(n) == criterion for n in (tree.all(cst.Attribute) if "." in criterion else tree.all(cst.Name)))
     changed = [_without_sigmoid(tree, c) for c in calls]
     new = tree.name_of("torch.nn.BCEWithLogitsLoss")
     if new and all(changed) and mentions == len(calls) + 1:  # one handed on would get probabilities elsewhere
@@ -120,10 +120,10 @@ def _without_sigmoid(tree: Tree, loss: cst.Call) -> list[Edit]:
     logits = logits_of(tree, assign.value) if assign is not None else None
     if assign is None or logits is None:
         return []
-    scope, name = tree.scope(loss), dotted(given)
+    scope, name = tree.scope(loss), dotted_name(given)
     if len(tree.uses(scope, name)) == 1:
         return [tree.replace(assign.value, tree.code(logits))]
-    source = dotted(logits)
+    source = dotted_name(logits)
     if source and not tree.rebound_between(scope, source, tree.end(assign), tree.start(loss)):
         return [tree.replace(given, source)]
     return []

@@ -9,7 +9,7 @@ import libcst as cst
 
 from ...core.finding import Finding
 from ..fixers import Change, fixer
-from ..tree import LOOPS, Edit, Tree, argument, dotted, method
+from ..tree import LOOPS, Edit, Tree, argument, dotted_name, method
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def unscale_first(tree: Tree, finding: Finding) -> Iterator[Change]:
     if not isinstance(scope, cst.FunctionDef):
         return
     for call in tree.all(cst.Call):
-        if dotted(call.func) in (scope.name.value, f"self.{scope.name.value}") and tree.scope(call) is not scope:
+        if dotted_name(call.func) in (scope.name.value, f"self.{scope.name.value}") and tree.scope(call) is not scope:
             yield from _in_function(tree, call)
     pairs = {(s.scaler, s.optimizer) for s in steps_in(tree) if _is_own(tree, scope, s)}
     if len(pairs) == 1:
@@ -49,7 +49,7 @@ def steps_in(tree: Tree, scope: cst.CSTNode | None = None) -> list[Step]:
     found = []
     for call in calls if scope is None else tree.all(cst.Call, scope):
         scaler, name = method(call)
-        optimizer = dotted(first) if name == "step" and (first := argument(call, 0, "optimizer")) is not None else ""
+        optimizer = dotted_name(first) if name == "step" and (first := argument(call, 0, "optimizer")) is not None else ""
         if optimizer and scaler in scalers:
             found.append(Step(scaler, optimizer, call))
     return found
@@ -68,7 +68,7 @@ def _in_function(tree: Tree, node: cst.CSTNode) -> Iterator[Change]:
     if step is None or any(method(c) == (scaler, "get_scale") and _is_factor(tree, c) for c in calls):
         return  # with get_scale() the program may divide by hand
     anchor = _out_of_loops(tree, node, scope, step.call)
-    code = _guarded(tree, anchor, scaled[-1], step)
+    code = _with_guards(tree, anchor, scaled[-1], step)
     edit = tree.before(anchor, code) if code else None
     if edit is None:
         return
@@ -83,14 +83,14 @@ def _step_of(tree: Tree, node: cst.CSTNode, steps: list[Step]) -> Step | None:
     """The step that the gradients at hand are meant for; of several optimizers, the one made from the same model's parameters."""
     if len({s.optimizer for s in steps}) < 2:
         return steps[0] if steps else None
-    models = {dotted(n.value) for n in tree.all(cst.Attribute) if n.attr.value == "parameters" and tree.contains(node, n)}
-    made = {dotted(a.targets[0].target): a.value for a in tree.all(cst.Assign)}
+    models = {dotted_name(n.value) for n in tree.all(cst.Attribute) if n.attr.value == "parameters" and tree.contains(node, n)}
+    made = {dotted_name(a.targets[0].target): a.value for a in tree.all(cst.Assign)}
     fits = [s for s in steps if (value := made.get(s.optimizer)) is not None and _models(tree, value) == models]
     return fits[0] if models and len({s.optimizer for s in fits}) == 1 else None
 
 
 def _models(tree: Tree, made: cst.CSTNode) -> set[str]:
-    return {dotted(n.value) for n in tree.all(cst.Attribute) if n.attr.value == "parameters" and tree.contains(made, n)}
+    return {dotted_name(n.value) for n in tree.all(cst.Attribute) if n.attr.value == "parameters" and tree.contains(made, n)}
 
 
 def _is_factor(tree: Tree, call: cst.Call) -> bool:
@@ -111,13 +111,13 @@ def _out_of_loops(tree: Tree, node: cst.CSTNode, scope: cst.CSTNode, step: cst.C
     return anchor
 
 
-def _guarded(tree: Tree, anchor: cst.CSTNode, scaled: cst.CSTNode, step: Step) -> str:
+def _with_guards(tree: Tree, anchor: cst.CSTNode, scaled: cst.CSTNode, step: Step) -> str:
     """The call, under the condition that both the scaled backward and the step have; empty where it would not run once a step."""
     call = f"{step.scaler}.unscale_({step.optimizer})"
     loops = [n for n in tree.above(step.call) if isinstance(n, LOOPS) and not tree.contains(n, anchor)]
     if loops:
         loop = loops[0]
-        if len(loops) > 1 or not isinstance(loop, cst.For) or dotted(loop.target) != step.optimizer:
+        if len(loops) > 1 or not isinstance(loop, cst.For) or dotted_name(loop.target) != step.optimizer:
             return ""
         call = f"for {tree.code(loop.target)} in {tree.code(loop.iter)}:\n{tree.deeper(anchor)}{call}"
     tests = [_tests(tree, n, anchor) for n in (scaled, step.call)]
@@ -154,7 +154,7 @@ def _is_own(tree: Tree, function: cst.FunctionDef, step: Step) -> bool:
         if current is other:
             return True
         seen.add(current.name.value)
-        line += [classes[name] for base in current.bases if (name := dotted(base.value)) in classes and name not in seen]
+        line += [classes[name] for base in current.bases if (name := dotted_name(base.value)) in classes and name not in seen]
     return False
 
 

@@ -8,7 +8,7 @@ import libcst as cst
 
 from ...core.finding import Finding, Severity
 from ..fixers import Change, fixer
-from ..tree import Tree, argument, dotted
+from ..tree import Tree, argument, dotted_name
 
 
 @fixer("NUM_INDEXED_WRITE")
@@ -25,6 +25,6 @@ def in_the_targets_format(tree: Tree, finding: Finding) -> Iterator[Change]:
             return
         has_dimension = not call.func.attr.value.startswith(("index_put", "masked"))
         target, value = call.func.value, argument(call, 2 if has_dimension else 1, "src", "source", "tensor", "values")
-    if value is not None and dotted(target):
-        edits = tree.appended(value, f".to({dotted(target)}.dtype)")
-        yield Change(f"write it in the format of {dotted(target)}", tuple(edits), finding.severity >= Severity.WARNING)
+    if value is not None and dotted_name(target):
+        edits = tree.append_to(value, f".to({dotted_name(target)}.dtype)")
+        yield Change(f"write it in the format of {dotted_name(target)}", tuple(edits), finding.severity >= Severity.WARNING)

@@ -9,8 +9,8 @@ from ...core.ops import DTYPES, TENSOR_TYPES
 from . import imports
 from .source import OwnClass
 from .trace import Frame, Walk
-from .uses import LONGEST, dotted
-from .values import NOTHING, UNKNOWN, Thing, Value, constant, copied, join, replace, tensor
+from .uses import LONGEST, dotted_name
+from .values import NOTHING, UNKNOWN, Thing, Value, constant, copy_of, join, replace, tensor
 
 SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:named_modules")
 
@@ -69,7 +69,7 @@ def thing_attribute(frame: Frame, base: Value, name: str, node: ast.AST) -> Valu
     if found is None and isinstance(base.ref, OwnClass):
         found = base.ref.field_of(name)
     if found is None:
-        path = dotted(node)
+        path = dotted_name(node)
         known = frame.lookup(path) if path else None
         full = f"{thing.name}.{name}" if thing.name and thing.name.count(".") < LONGEST else name
         found = known or Value(thing=Thing(full))
@@ -84,7 +84,7 @@ def _one_of(source: Value) -> Value | None:
     item = source.inputs[0]
     if item.kind == "tensor" or item.thing is None:
         return replace(item)
-    return copied(item)
+    return copy_of(item)
 
 
 def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:
@@ -97,7 +97,7 @@ def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value
     if shared is not None:
         return shared
     dtype = "int" if value.dtype == "int" else ""
-    return Value(thing=Thing(dotted(target)), op="part", inputs=(value,), dtype=dtype, tags=value.tags & {"scaled"})
+    return Value(thing=Thing(dotted_name(target)), op="part", inputs=(value,), dtype=dtype, tags=value.tags & {"scaled"})
 
 
 def child_of(module: Value) -> Value:
@@ -141,7 +141,7 @@ def element_of(frame: Frame, source: Value, target: ast.AST) -> Value:
     if source.op in SUBMODULES and source.inputs and source.inputs[0].thing is not None:
         child = child_of(source.inputs[0])
         return Value("tuple", inputs=(UNKNOWN, child)) if source.op.startswith("call:named") else child
-    return Value(thing=Thing(dotted(target)), op="element", inputs=(source,), tags=source.tags & {"scaled", "grad"})
+    return Value(thing=Thing(dotted_name(target)), op="element", inputs=(source,), tags=source.tags & {"scaled", "grad"})
 
 
 def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -> Value:
@@ -184,7 +184,7 @@ def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -
         return tensor_attribute(frame, base, name, node)
     if base.thing is not None:
         return thing_attribute(frame, base, name, node)
-    path = dotted(node)
+    path = dotted_name(node)
     return frame.unknown(path) if path else Value(thing=Thing(name))
 
 
@@ -198,7 +198,7 @@ def _instance_attribute(walk: Walk, frame: Frame, base: Value, name: str, node: 
         if method.decorators & {"property", "cached_property", "functools.cached_property"}:
             return walk.follow(frame, method, [base], {}, node)
         return Value("function", ref=method, inputs=(base,))
-    value = Value(thing=Thing(dotted(node) or f"self.{name}"))
+    value = Value(thing=Thing(dotted_name(node) or f"self.{name}"))
     if base.thing is not None:
         base.thing.attrs[name] = value
     return value

@@ -12,13 +12,13 @@ from .regions import AUTOCAST
 from .source import OwnClass, OwnFunction
 from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
 from .trace import MAX_DEPTH, Frame, Walk
-from .uses import dotted
+from .uses import dotted_name
 from .values import NONE, UNKNOWN, Args, Kwargs, Thing, Value, replace
 
 
 def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
     if base.is_none and isinstance(node.func, ast.Attribute):  # None has no methods: by now it is something else
-        base = Value(thing=Thing(dotted(node.func.value)))
+        base = Value(thing=Thing(dotted_name(node.func.value)))
     if base.kind == "external":
         return call_external(walk, frame, node, f"{base.ref}.{name}", args, kwargs)
     if base.kind == "parser":
@@ -33,7 +33,7 @@ def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str
         if field is not None and field.kind:
             return call_value(walk, frame, node, field, args, kwargs)
         if method is not None:
-            is_static = any(dotted(d) == "staticmethod" for d in getattr(method.node, "decorator_list", ()))
+            is_static = any(dotted_name(d) == "staticmethod" for d in getattr(method.node, "decorator_list", ()))
             return walk.follow(frame, method, args if is_static else [base, *args], kwargs, node)
         if field is not None and not objects.knows(name):
             return call_value(walk, frame, node, field, args, kwargs)
@@ -176,7 +176,7 @@ def guess_class(walk: Walk, frame: Frame, target: Value, args: Args, kwargs: Kwa
 
 
 def _call_unknown(walk: Walk, frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: Kwargs) -> Value:
-    path = dotted(node.func) or (target.thing.name if target.thing else "")
+    path = dotted_name(node.func) or (target.thing.name if target.thing else "")
     uses = frame.module.uses
     is_part = frame.owner is not None and frame.owner.is_module and path.startswith("self.") and "." not in path[5:]
     is_model = uses.is_module(path) or (is_part and target.thing is not None)
@@ -317,7 +317,7 @@ def call_external(walk: Walk, frame: Frame, node: ast.Call, path: str, args: Arg
     if path.rpartition(".")[2] == "LightningCLI" and args and isinstance(args[0].ref, OwnClass):
         return trainers.run_cli(walk, frame, node, path, args, kwargs)
     if path == "builtins.map":
-        return _mapped(walk, frame, node, args)
+        return _call_map(walk, frame, node, args)
     if path == "builtins.getattr":
         return _getattr(walk, frame, node, args)
     if path == "torch.utils.checkpoint.checkpoint":
@@ -325,7 +325,7 @@ def call_external(walk: Walk, frame: Frame, node: ast.Call, path: str, args: Arg
     return torch_calls.call_external(frame, node, path, args, kwargs)
 
 
-def _mapped(walk: Walk, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
+def _call_map(walk: Walk, frame: Frame, node: ast.Call, args: list[Value]) -> Value:
     """`map(f, xs)`: f is called once, on an element of xs."""
     if len(args) < 2 or len(node.args) != len(args):
         return Value("", op="call:map", inputs=tuple(args))

@@ -8,7 +8,7 @@ from . import attributes, torch_calls
 from .regions import AUTOCAST, NO_GRAD, Region
 from .source import OwnClass, OwnFunction
 from .trace import Context, Frame, Walk
-from .uses import dotted
+from .uses import dotted_name
 from .values import HALF, UNKNOWN, Value, replace
 
 INNER = "(region)"  # field of a class derived from autocast: what its own __init__ opens
@@ -100,7 +100,7 @@ def entered_instance(walk: Walk, frame: Frame, value: Value) -> Value:
 
 def decorator_context(walk: Walk, frame: Frame, decorator: ast.expr) -> Value:
     """The context that a decorator puts a function's body into."""
-    name = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator)
+    name = dotted_name(decorator.func if isinstance(decorator, ast.Call) else decorator)
     if not name:
         return UNKNOWN
     value = walk.evaluate(frame, decorator.func if isinstance(decorator, ast.Call) else decorator)

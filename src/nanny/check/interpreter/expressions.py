@@ -11,7 +11,7 @@ from . import attributes, calls, contexts, guards, imports
 from .dtypes import result
 from .source import OwnFunction
 from .trace import Frame, Walk
-from .uses import dotted
+from .uses import dotted_name
 from .values import NOTHING, UNKNOWN, Kwargs, Thing, Value, constant, join, replace
 
 _BINARY: dict[type, str] = {
@@ -192,7 +192,7 @@ def value_subscript(walk: Walk, frame: Frame, node: ast.Subscript) -> Value:
         if name == "part" and index.const == "loss":
             return Value("tensor", op="model_loss", inputs=(base,), line=base.line)
         return replace(base, op=name, inputs=(base, index), node=node)
-    path = dotted(node.value)
+    path = dotted_name(node.value)
     if path and isinstance(index.const, str):
         found = frame.unknown(f"{path}[{index.const}]")
         return found if found.kind or found.op else replace(found, op="key", ref=index.const, inputs=(base,))
@@ -301,7 +301,7 @@ def value_call(walk: Walk, frame: Frame, node: ast.Call) -> Value:
 
 
 def _receiver(walk: Walk, frame: Frame, func: ast.Attribute) -> Value | None:
-    if isinstance(func.value, ast.Call) and dotted(func.value.func) == "super" and frame.owner is not None:
+    if isinstance(func.value, ast.Call) and dotted_name(func.value.func) == "super" and frame.owner is not None:
         return Value("super", ref=frame.owner, inputs=(frame.env.get("self", UNKNOWN),))
     return walk.evaluate(frame, func.value)
 

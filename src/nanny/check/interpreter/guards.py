@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from .trace import Frame, Guard, Walk
-from .uses import dotted, nodes, path_of, source_of, test_key
+from .uses import dotted_name, nodes, path_of, source_of, test_key
 from .values import Thing, Value, replace
 
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
@@ -61,7 +61,7 @@ def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
     if around is None:
         return ()
     reset = _reset(node)
-    if not reset or not reset & _grown(around):
+    if not reset or not reset & _growing_names(around):
         return ()
     return (("mod:" + source_of(node.test), arm),)
 
@@ -76,23 +76,23 @@ def _reset(node: ast.If) -> set[str]:
     known: set[str] | None = getattr(node, "reset", None)
     if known is None:
         direct = [s for s in node.body if isinstance(s, (ast.Assign, ast.Expr))]
-        known = {name for statement in direct for name in _changed(statement, (ast.Assign, ast.Call), "clear")} - {""}
+        known = {name for statement in direct for name in _changed_names(statement, (ast.Assign, ast.Call), "clear")} - {""}
         if known:
-            known &= {dotted(n) for n in nodes(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
+            known &= {dotted_name(n) for n in nodes(node.test) if isinstance(n, (ast.Name, ast.Attribute))}
         node.reset = known  # type: ignore[attr-defined]
     return known
 
 
-def _grown(around: ast.AST) -> set[str]:
+def _growing_names(around: ast.AST) -> set[str]:
     """Names that are counted up or appended to somewhere in a loop or function; kept on its node."""
     known: set[str] | None = getattr(around, "grown", None)
     if known is None:
-        known = set(_changed(around, (ast.AugAssign, ast.Call), "append"))
+        known = set(_changed_names(around, (ast.AugAssign, ast.Call), "append"))
         around.grown = known  # type: ignore[attr-defined]
     return known
 
 
-def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> list[str]:
+def _changed_names(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> list[str]:
     """Names that are assigned, or whose `method` is called, somewhere in a piece of code."""
     found = []
     for node in nodes(tree):
@@ -100,10 +100,10 @@ def _changed(tree: ast.AST, kinds: tuple[type[ast.AST], ...], method: str) -> li
             continue
         if isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute) and node.func.attr == method:
-                found.append(dotted(node.func.value))
+                found.append(dotted_name(node.func.value))
         else:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
-            found += [dotted(t) for target in targets for t in nodes(target)]
+            found += [dotted_name(t) for target in targets for t in nodes(target)]
     return found
 
 
@@ -123,9 +123,9 @@ def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
         first = test.values[0]
         decides = isinstance(first, ast.Constant) and bool(first.value) == isinstance(test.op, ast.Or)
         return isinstance(test.op, ast.Or) if decides else None
-    if isinstance(test, ast.Compare) and dotted(test.left) == "__name__":
+    if isinstance(test, ast.Compare) and dotted_name(test.left) == "__name__":
         return frame.module.is_entry
-    if dotted(test).rpartition(".")[2] == "TYPE_CHECKING":
+    if dotted_name(test).rpartition(".")[2] == "TYPE_CHECKING":
         return False
     if isinstance(test, ast.Compare) and value.kind == "const" and isinstance(value.const, bool):
         return value.const
@@ -138,7 +138,7 @@ def narrow(walk: Walk, frame: Frame, test: ast.expr, arm: bool) -> None:
         _narrow_class(walk, frame, test, arm)
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.left, ast.Attribute)):
         return
-    path = dotted(test.left.value)
+    path = dotted_name(test.left.value)
     if test.left.attr != "dtype" or not path:
         return
     value = walk.evaluate(frame, test.left.value)
@@ -152,9 +152,9 @@ def narrow(walk: Walk, frame: Frame, test: ast.expr, arm: bool) -> None:
 
 
 def _narrow_class(walk: Walk, frame: Frame, test: ast.Call, arm: bool) -> None:
-    if dotted(test.func) != "isinstance" or len(test.args) != 2 or not arm:
+    if dotted_name(test.func) != "isinstance" or len(test.args) != 2 or not arm:
         return
-    path = dotted(test.args[0])
+    path = dotted_name(test.args[0])
     wanted = walk.evaluate(frame, test.args[1])
     names = [
         v.ref.rpartition(".")[2] for v in (wanted.inputs or (wanted,)) if v.kind == "external" and v.ref.startswith("torch.nn.")

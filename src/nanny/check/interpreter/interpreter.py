@@ -14,8 +14,8 @@ from .expressions import EXPRESSIONS, binary
 from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
-from .uses import dotted
-from .values import NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copied, join, replace
+from .uses import dotted_name
+from .values import NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copy_of, join, replace
 
 
 def heirs(function: OwnFunction, module: WalkedFile) -> Iterator[OwnClass]:
@@ -34,7 +34,7 @@ def _spine(node: ast.Assign) -> tuple[ast.AST | None, str]:
     start: ast.AST = node.value
     while isinstance(start, ast.Call) and isinstance(start.func, ast.Attribute) and isinstance(start.func.value, ast.Call):
         start = start.func.value
-    return start, dotted(node.targets[0])
+    return start, dotted_name(node.targets[0])
 
 
 def _after_exit(at: Context, implied: tuple[Guard, ...]) -> Context:
@@ -53,13 +53,13 @@ def signature(values: list[Value], kwargs: Kwargs) -> tuple[object, ...]:
     return (*map(key, values), *((k, key(v)) for k, v in kwargs.items()))
 
 
-def _rebased(event: Event, base: Context) -> Event:
+def _rebase(event: Event, base: Context) -> Event:
     at = event.at
     own = {name: getattr(at, name)[len(getattr(base, name)) :] for name in ("guards", "loops", "stack")}
     return replace(event, at=replace(at, **own))
 
 
-def _moved(inner: Context, outer: Context) -> Context:
+def _move(inner: Context, outer: Context) -> Context:
     return replace(inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops, stack=outer.stack + inner.stack)
 
 
@@ -178,8 +178,8 @@ class Interpreter:
             index = self.evaluate(frame, target.slice)
             if base.kind == "dict" and isinstance(base.ref, dict):
                 base.ref[index.const if index.const is not NOTHING else f"?{target.lineno}"] = value
-            elif isinstance(index.const, str) and dotted(target.value):
-                frame.env[f"{dotted(target.value)}[{index.const}]"] = value
+            elif isinstance(index.const, str) and dotted_name(target.value):
+                frame.env[f"{dotted_name(target.value)}[{index.const}]"] = value
             frame.emit("setitem", target, (base, index, value))
         elif isinstance(target, ast.Starred):
             self.assign(frame, target.value, UNKNOWN)
@@ -207,7 +207,7 @@ class Interpreter:
         if target.attr == "grad":
             frame.emit("set_grad", target, (base, value))
             return
-        path = dotted(target)
+        path = dotted_name(target)
         if base.op.endswith(".CfgNode") and value.kind == "const":
             value = values.as_default(value, path)  # a file may say something else
         if value.thing is not None and not value.thing.name:
@@ -234,7 +234,7 @@ class Interpreter:
 
     def _notice_accumulation(self, frame: Frame, node: ast.Assign, target: ast.expr, value: Value) -> None:
         """`acc = acc * d + x` and `p.data = m * p.data + ...` are running sums."""
-        known = frame.lookup(dotted(target)) if isinstance(target, ast.Name) else self.evaluate(frame, target)
+        known = frame.lookup(dotted_name(target)) if isinstance(target, ast.Name) else self.evaluate(frame, target)
         if known is None or not known.is_half:
             return
         origin = known.inputs[0] if known.op == "view" and known.inputs else known
@@ -398,7 +398,7 @@ class Interpreter:
                 parents.append(value.ref)
                 names.append(value.ref.name)
             else:
-                names.append(value.ref if isinstance(value.ref, str) else dotted(base))
+                names.append(value.ref if isinstance(value.ref, str) else dotted_name(base))
         info.bases, info.parents = tuple(names), tuple(parents)
         frame.module.classes.append(info)
         body = Frame(self.options, frame.module, frame.trace, info.attrs, frame.at, frame.env, info)
@@ -422,7 +422,7 @@ class Interpreter:
     def _fill_field(self, body: Frame, statement: ast.stmt) -> None:
         """`amp: Amp = field(default_factory=Amp)` in the body of a dataclass: an `Amp` of its defaults."""
         call = statement.value if isinstance(statement, ast.AnnAssign) else None
-        if isinstance(call, ast.Call) and dotted(call.func).rpartition(".")[2] == "field":
+        if isinstance(call, ast.Call) and dotted_name(call.func).rpartition(".")[2] == "field":
             for keyword in call.keywords:
                 given = self.evaluate(body, keyword.value)
                 if keyword.arg == "default_factory" and isinstance(given.ref, OwnClass):
@@ -432,7 +432,7 @@ class Interpreter:
 
     def run_delete(self, frame: Frame, node: ast.Delete) -> None:
         for target in node.targets:
-            frame.env.drop(dotted(target))
+            frame.env.drop(dotted_name(target))
 
     def run_global(self, frame: Frame, node: ast.Global) -> None:
         frame.globals.update(node.names)
@@ -449,12 +449,12 @@ class Interpreter:
         key = (info, frame.at.regions, signature(args, kwargs))
         known = self.instances.get(key)
         if known is not None:
-            value = replace(copied(known), node=node)
+            value = replace(copy_of(known), node=node)
         else:
             value = Value("instance", ref=info, thing=Thing("", kind="module" if info.is_module else ""), node=node)
             info.example = info.example or value.thing
             self.build(frame, info, value, args, kwargs, node)
-            self.instances[key] = copied(value)
+            self.instances[key] = copy_of(value)
         thing = value.thing
         assert thing is not None
         if isinstance(node, ast.Call) and info.derives_from(TRAINERS):
@@ -493,13 +493,13 @@ class Interpreter:
         if known is not None:
             value, events = known
             for event in events:
-                frame.trace.events.append(replace(event, at=_moved(event.at, frame.at)))
+                frame.trace.events.append(replace(event, at=_move(event.at, frame.at)))
             return value
         start = len(frame.trace.events)
         before = frame.at
         at = frame.inside(stack=(*frame.at.stack, info))
         value = self.run_function(frame, info, args, kwargs, at)
-        kept = tuple(_rebased(e, before) for e in frame.trace.events[start:] if e.op.startswith(_PROTOCOL))
+        kept = tuple(_rebase(e, before) for e in frame.trace.events[start:] if e.op.startswith(_PROTOCOL))
         self.memory[key] = (value, kept)
         return value
 
@@ -557,7 +557,7 @@ class Interpreter:
             return known  # the caller did not give it: the default holds
         if known.is_number or known.kind == "dtype":
             return known
-        owner = self._annotated(frame, annotation)
+        owner = self._annotated_class(frame, annotation)
         if owner is not None:
             value = Value("instance", ref=owner, thing=Thing(name, "module" if owner.is_module else ""))
             self.build(frame, owner, value, [], {}, owner.node)
@@ -566,11 +566,12 @@ class Interpreter:
         tags = frozenset({"default_off"}) if known.const is False else frozenset()
         return Value(kind, thing=Thing(name, kind=kind), tags=tags)
 
-    def _annotated(self, frame: Frame, annotation: ast.expr | None) -> OwnClass | None:
+    def _annotated_class(self, frame: Frame, annotation: ast.expr | None) -> OwnClass | None:
         """The class of the project that a parameter is annotated with."""
         if not isinstance(annotation, (ast.Name, ast.Attribute)):
             return None
-        found = self.evaluate(frame, annotation) if frame.lookup(dotted(annotation).partition(".")[0]) is not None else UNKNOWN
+        first = dotted_name(annotation).partition(".")[0]
+        found = self.evaluate(frame, annotation) if frame.lookup(first) is not None else UNKNOWN
         owner = found.ref if found.kind == "class" and isinstance(found.ref, OwnClass) else None
         return owner if owner is not None and owner not in {f.owner for f in frame.at.stack} else None
 

@@ -14,7 +14,7 @@ from .regions import Region, framework_dtype
 from .source import OwnClass
 from .torch_names import MODULE_METHODS, OPTIMIZERS
 from .trace import Frame
-from .uses import dotted
+from .uses import dotted_name
 from .values import HALF, UNKNOWN, Args, Kwargs, Thing, Value, ancestors, constant, replace, tensor
 
 SUPER = "super()"  # field with what a class gives to the __init__ of a base outside the project
@@ -178,7 +178,7 @@ def framework_method(frame: Frame, node: ast.Call, base: Value, name: str, args:
 def framework_region(frame: Frame, node: ast.Call) -> Value:
     """`accelerator.autocast()` and the like: whether it is on, and in which dtype, the framework knows."""
     kind, file = frame.options.amp_dtype or "half", frame.module.filename
-    return Value("context", ref=Region("", kind, None, node.lineno, dotted(node.func), file=file, is_framework=True))
+    return Value("context", ref=Region("", kind, None, node.lineno, dotted_name(node.func), file=file, is_framework=True))
 
 
 def mixed_region(frame: Frame, node: ast.Call, framework: Value) -> Region | None:
@@ -297,17 +297,17 @@ def given_back(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: 
     region = frame.at.region
     inputs = (*args, *kwargs.values(), target)
     if thing is not None and thing.region is not None:
-        why = f"output of `{_shown(node)}`, which the framework gives back in float32"
+        why = f"output of `{_call_text(node)}`, which the framework gives back in float32"
         return tensor("fp32", why, node.lineno, op="module_call", inputs=inputs, node=node)
     if region is not None and not (region.is_framework and region.enabled is None):  # a model it has prepared gives float32 back
-        why = f"output of `{_shown(node)}` under {region.label_in(frame.module.filename)}"
+        why = f"output of `{_call_text(node)}` under {region.label_in(frame.module.filename)}"
         tags = frozenset({"autocast"})
         return tensor(region.dtype, why, node.lineno, sure=False, op="module_call", inputs=inputs, tags=tags, node=node)
     if thing is not None and thing.dtype in HALF:
-        why = f"output of `{_shown(node)}`, cast to half at line {thing.cast_line}"
+        why = f"output of `{_call_text(node)}`, cast to half at line {thing.cast_line}"
         return tensor(thing.dtype, why, node.lineno, op="module_call", inputs=inputs, node=node)
     if frame.at.island is not None and any(v.dtype == "fp32" for v in args):  # it fits the weights, which nothing has cast
-        why = f"output of `{_shown(node)}` with autocast off"
+        why = f"output of `{_call_text(node)}` with autocast off"
         return tensor("fp32", why, node.lineno, sure=False, op="module_call", inputs=inputs, node=node)
     return Value("tensor", op="module_call", inputs=inputs, line=node.lineno, node=node)
 
@@ -318,8 +318,8 @@ def emit_call(frame: Frame, node: ast.Call, target: Value, args: Args, kwargs: K
     return frame.emit("module_call", node, (target, *args), {**kwargs, "": device}, out)
 
 
-def _shown(node: ast.Call) -> str:
-    return f"{dotted(node.func) or 'model'}(...)"
+def _call_text(node: ast.Call) -> str:
+    return f"{dotted_name(node.func) or 'model'}(...)"
 
 
 def layer_half(frame: Frame, target: Value) -> str:

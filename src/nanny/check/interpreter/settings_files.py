@@ -30,16 +30,16 @@ def named_file(walk: Walk, frame: Frame, name: str) -> Value | None:
         return None
     path, data, spans = found
 
-    def made(item: Any, at: tuple[str | int, ...]) -> Value:
+    def value_of(item: Any, at: tuple[str | int, ...]) -> Value:
         node = ast.Constant(value=None, lineno=spans.get(at, (1,))[0], col_offset=0)
         node.file = path  # type: ignore[attr-defined]
         if isinstance(item, dict):
-            return Value("dict", ref={str(k): made(v, (*at, str(k))) for k, v in item.items()}, node=node)
+            return Value("dict", ref={str(k): value_of(v, (*at, str(k))) for k, v in item.items()}, node=node)
         if isinstance(item, list):
-            return Value("list", inputs=tuple(made(v, (*at, n)) for n, v in enumerate(item)), node=node)
+            return Value("list", inputs=tuple(value_of(v, (*at, n)) for n, v in enumerate(item)), node=node)
         return Value("const", const=item, node=node)
 
-    return made(data, ())
+    return value_of(data, ())
 
 
 def from_near_file(walk: Walk, frame: Frame, path: str) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..walk import SOURCE_FOLDERS
 from .torch_names import KNOWN_LIBRARIES
-from .uses import NO_USES, Uses, dotted, uses_in
+from .uses import NO_USES, Uses, dotted_name, uses_in
 from .values import Env, Thing, Value
 
 # what a file must name to have a finding: words that tell by themselves, and those that need a look around them
@@ -99,7 +99,7 @@ class OwnFunction:
     def decorators(self) -> set[str]:
         """Dotted names, without arguments."""
         found = getattr(self.node, "decorator_list", ())
-        return {dotted(d.func if isinstance(d, ast.Call) else d) for d in found}
+        return {dotted_name(d.func if isinstance(d, ast.Call) else d) for d in found}
 
 
 @dataclass(eq=False, repr=False)

@@ -12,8 +12,8 @@ from .dtypes import DEFAULT_DTYPE, result
 from .regions import AUTOCAST, CHOSEN_LATER, NO_GRAD, Region, region_of
 from .torch_names import CLIPS, GRAD_SCALERS, TRAINERS, TRAINING_ARGUMENTS, WRAPPERS
 from .trace import Frame
-from .uses import dotted
-from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, as_default, constant, copied, replace, tensor
+from .uses import dotted_name
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Thing, Value, as_default, constant, copy_of, replace, tensor
 
 _FRAMEWORK = {
     **dict.fromkeys(("accelerate.Accelerator", "accelerate.accelerator.Accelerator"), "accelerate"),
@@ -58,13 +58,13 @@ def call_external(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: K
         if policy.op == "reduce_policy" and args and policy.const in ("fp16", "bf16"):
             objects.run_in(args[0], policy.const)
         source = args[-1] if path == "builtins.filter" and args else args[0] if args else UNKNOWN
-        return _copied(frame, source) if last in ("copy", "deepcopy") and source.thing else source
+        return _copy_of(frame, source) if last in ("copy", "deepcopy") and source.thing else source
     if last in CLIPS:
         return frame.emit("clip_grad", node, tuple(args), kwargs, Value("tensor", tags=frozenset({"grad_norm"})))
     if last == "from_pretrained" and not path.startswith("peft."):  # which loads adapters, and keeps those in float32
         return objects.call_pretrained(frame, node, last, kwargs) or UNKNOWN
     if last in ("MixedPrecision", "MixedPrecisionPolicy"):
-        named = _named(("param_dtype", "reduce_dtype"), args, kwargs)
+        named = _by_name(("param_dtype", "reduce_dtype"), args, kwargs)
         policy = Value(op="reduce_policy", const=named.get("param_dtype", UNKNOWN).const, node=node)
         return frame.emit("reduce_policy", node, tuple(args), named, policy)
     if path.startswith("torch."):
@@ -80,14 +80,14 @@ def _runs_on(framework: str, precision: Value, kwargs: Kwargs) -> str:
     return "cuda" if framework == "accelerate" and precision.const == "fp16" else ""
 
 
-def _copied(frame: Frame, source: Value) -> Value:
-    made = copied(source)
+def _copy_of(frame: Frame, source: Value) -> Value:
+    made = copy_of(source)
     if made.thing is not None and objects.is_module(frame, source):
         made.thing.kind = "module"
     return made
 
 
-def _named(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Value]:
+def _by_name(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Value]:
     return {**dict(zip(names, args)), **kwargs}
 
 
@@ -98,11 +98,11 @@ def _torch_op(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwarg
         args = [kwargs[k] for k in ("input", "query", "self", "tensors") if k in kwargs]
     out = result(frame, op, node, tuple(args), kwargs)
     if op in CREATES:
-        out = _created(op, out, args, kwargs)
+        out = _create(op, out, args, kwargs)
     return frame.emit(op, node, tuple(args), kwargs, out)
 
 
-def _created(op: str, out: Value, args: Args, kwargs: Kwargs) -> Value:
+def _create(op: str, out: Value, args: Args, kwargs: Kwargs) -> Value:
     if "dtype" in kwargs and not kwargs["dtype"].is_none:
         return out
     filled = {"full": 1, "tensor": 0, "as_tensor": 0}.get(op)
@@ -355,12 +355,12 @@ def kind_of_annotation(annotation: ast.expr | None) -> str:
     """`scaler`, `optimizer` or `tensor`, if a parameter's annotation says so."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         name = annotation.value
-    elif isinstance(annotation, ast.Subscript) and dotted(annotation.value).rpartition(".")[2] == "Optional":
+    elif isinstance(annotation, ast.Subscript) and dotted_name(annotation.value).rpartition(".")[2] == "Optional":
         return kind_of_annotation(annotation.slice)
     elif isinstance(annotation, ast.BinOp):
         return kind_of_annotation(annotation.left) or kind_of_annotation(annotation.right)
     else:
-        name = dotted(annotation) if annotation is not None else ""
+        name = dotted_name(annotation) if annotation is not None else ""
     last = name.rpartition(".")[2]
     if last in GRAD_SCALERS:
         return "scaler"

@@ -119,9 +119,9 @@ class Trace:
 
     def of(self, *ops: str) -> list[Event]:
         """The events of these operations, in program order."""
-        return [event for _, event in self.numbered(*ops)]
+        return [event for _, event in self.with_positions(*ops)]
 
-    def numbered(self, *ops: str) -> list[tuple[int, Event]]:
+    def with_positions(self, *ops: str) -> list[tuple[int, Event]]:
         """The same with their positions; asked for at every event of some rules, so it is kept."""
         if ops not in self._kept:
             self._kept[ops] = sorted((item for op in ops for item in self.by_op.get(op, ())), key=lambda item: item[0])

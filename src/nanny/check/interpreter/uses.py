@@ -55,7 +55,7 @@ class Uses:
 NO_USES = Uses()
 
 
-def dotted(node: ast.AST) -> str:
+def dotted_name(node: ast.AST) -> str:
     """`a.b.c` for a chain of names, else the empty string; a chain of more than LONGEST links is no name."""
     parts: list[str] = []
     while type(node) is ast.Attribute and len(parts) < LONGEST:
@@ -71,7 +71,7 @@ def owner_path(node: ast.AST) -> str:
     """The path that a chain of casts and moves starts from: `model` for `model.cuda().half().eval()`."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SAME_OBJECT:
         node = node.func.value
-    return dotted(node)
+    return dotted_name(node)
 
 
 def _children(kind: type[ast.AST]) -> tuple[str, ...]:
@@ -164,22 +164,22 @@ def _fields(node: ast.Assign) -> list[tuple[str, str]]:
         pairs = [(target, node.value)]
         if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
             pairs = list(zip(target.elts, node.value.elts))
-        found += [(dotted(a), owner_path(b)) for a, b in pairs if isinstance(a, ast.Attribute)]
+        found += [(dotted_name(a), owner_path(b)) for a, b in pairs if isinstance(a, ast.Attribute)]
     return [(one, other) for one, other in found if one and other]
 
 
 def _note_call(uses: Uses, node: ast.Call, given: dict[str, set[str]]) -> None:
     func = node.func
-    path = dotted(func)
+    path = dotted_name(func)
     if _last(func) in _MAKES_AMP:
-        uses.switches.update({dotted(k.value): True for k in node.keywords if k.arg == "enabled" and dotted(k.value)})
+        uses.switches.update({dotted_name(k.value): True for k in node.keywords if k.arg == "enabled" and dotted_name(k.value)})
     uses.called.add(path or getattr(func, "attr", ""))
     if any(k.arg == "dtype" and _is_half(k.value) for k in node.keywords):
         uses.is_active = True
     if _last(func) in WRAPPERS and node.args:
         uses.methods.setdefault(owner_path(node.args[0]), set()).add("modules")
     if _last(func) in LAYERS or path in ("range", "math.sqrt", "math.log"):
-        uses.numbers |= {dotted(argument) for argument in node.args}
+        uses.numbers |= {dotted_name(argument) for argument in node.args}
     if not isinstance(func, ast.Attribute):
         return
     if func.attr in _CASTS or (func.attr == "to" and any(map(_is_half, node.args))):
@@ -188,21 +188,21 @@ def _note_call(uses: Uses, node: ast.Call, given: dict[str, set[str]]) -> None:
     if base:
         uses.methods.setdefault(base, set()).add(func.attr)
         if func.attr in ("step", "unscale_") and node.args:
-            given.setdefault(base, set()).add(dotted(node.args[0]))
+            given.setdefault(base, set()).add(dotted_name(node.args[0]))
         if func.attr in ("backward", "prepare", "unwrap_model", "accumulate") and node.args:
             uses.frameworks.add(base)
     elif func.attr == "backward" and isinstance(func.value, ast.Call) and getattr(func.value.func, "attr", "") == "scale":
-        uses.scalers.add(dotted(func.value.func.value))  # type: ignore[attr-defined]
+        uses.scalers.add(dotted_name(func.value.func.value))  # type: ignore[attr-defined]
 
 
 def _note_number(uses: Uses, node: ast.BinOp) -> None:
     """`d // heads` and `d**-0.5` are about numbers."""
     if isinstance(node.op, ast.FloorDiv):
-        uses.numbers |= {dotted(node.left), dotted(node.right)}
+        uses.numbers |= {dotted_name(node.left), dotted_name(node.right)}
     elif isinstance(node.op, ast.Pow) and isinstance(node.right, (ast.Constant, ast.UnaryOp)):
         exponent = node.right.operand if isinstance(node.right, ast.UnaryOp) else node.right
         if isinstance(exponent, ast.Constant) and isinstance(exponent.value, float):
-            uses.numbers.add(dotted(node.left))
+            uses.numbers.add(dotted_name(node.left))
 
 
 def _is_half(node: ast.AST) -> bool:
@@ -215,7 +215,7 @@ class _Marks:
 
     def __init__(self, uses: Uses, calls: list[ast.Call]):
         made = [call for call in calls if _last(call.func) in _MAKES_AMP]
-        used = [c for c in calls if _last(c.func) in _SCALER_CALLS and dotted(getattr(c.func, "value", c)) in uses.scalers]
+        used = [c for c in calls if _last(c.func) in _SCALER_CALLS and dotted_name(getattr(c.func, "value", c)) in uses.scalers]
         self.made = sorted(map(_start, made))
         self.used = sorted(map(_start, made + used))
         self.plain = sorted(_start(c) for c in calls if _last(c.func) == "backward" or (_last(c.func) == "step" and not c.args))
@@ -295,9 +295,9 @@ def _test_key(test: ast.expr) -> tuple[str, bool]:
 def path_of(test: ast.expr) -> str:
     """`args.fp16`, also for `args["fp16"]`."""
     if isinstance(test, ast.Subscript) and isinstance(test.slice, ast.Constant) and isinstance(test.slice.value, str):
-        base = dotted(test.value)
+        base = dotted_name(test.value)
         return f"{base}.{test.slice.value}" if base else ""
-    return dotted(test)
+    return dotted_name(test)
 
 
 def source_of(test: ast.AST) -> str:

@@ -152,7 +152,7 @@ def tensor(dtype: str = "", why: str = "", line: int = 0, **rest: Any) -> Value:
     return Value("tensor", dtype, why, line, **rest)
 
 
-def copied(value: Value, known: dict[int, Thing] | None = None) -> Value:
+def copy_of(value: Value, known: dict[int, Thing] | None = None) -> Value:
     """A copy of an object, with copies of the modules inside it: what is trained or cast later is one of the two."""
     thing = value.thing
     known = {} if known is None else known
@@ -160,8 +160,8 @@ def copied(value: Value, known: dict[int, Thing] | None = None) -> Value:
         return value
     if id(thing) not in known:
         known[id(thing)] = new = Thing("", thing.kind, thing.dtype, device=thing.device, is_built=thing.is_built)
-        new.attrs = {k: copied(v, known) if v.kind in ("module", "instance") else v for k, v in thing.attrs.items()}
-    inputs = tuple(copied(v, known) for v in value.inputs) if value.kind == "module" else value.inputs
+        new.attrs = {k: copy_of(v, known) if v.kind in ("module", "instance") else v for k, v in thing.attrs.items()}
+    inputs = tuple(copy_of(v, known) for v in value.inputs) if value.kind == "module" else value.inputs
     return replace(value, thing=known[id(thing)], inputs=inputs)
 
 

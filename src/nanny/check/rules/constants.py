@@ -12,7 +12,7 @@ from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
 from ..registry import Hit, rule
-from .half import is_position, stored, stored_key
+from .half import is_position, origins_of, stored_key
 
 _NORMALIZE_EPS = 1e-12  # the default of F.normalize
 _FORMATS: dict[str, Format] = {"fp16": FP16, "bf16": BF16}
@@ -46,7 +46,7 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the tensor is float32 at this point.
     """
-    tensor, number = _filled(event)
+    tensor, number = _fill_of(event)
     if tensor is None or number is None or tensor.dtype not in _FORMATS or not number.is_number:
         return
     kind = _FORMATS[tensor.dtype]
@@ -63,7 +63,7 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _filled(event: Event) -> tuple[Value | None, Value | None]:
+def _fill_of(event: Event) -> tuple[Value | None, Value | None]:
     """The tensor and the number that is put into it."""
     if event.op in ("masked_fill", "masked_fill_"):
         return event.arg(0), event.arg(2, "value")
@@ -314,12 +314,12 @@ _CLOCKS = ("call:time.time", "call:time.time_ns", "call:time.monotonic_ns", "cal
 
 def _is_clock(value: Value) -> bool:
     """Whether a value is the time since 1970 as it was read, not a difference of two."""
-    return any(v.op in _CLOCKS for v in stored(value))
+    return any(v.op in _CLOCKS for v in origins_of(value))
 
 
 def _is_listed(value: Value) -> bool:
     """Whether a value is a tensor of whole numbers that the code writes down."""
-    return value.dtype == "int" and any(v.op in ("tensor", "as_tensor", "full") for v in stored(value))
+    return value.dtype == "int" and any(v.op in ("tensor", "as_tensor", "full") for v in origins_of(value))
 
 
 def _has_inexact_integers(content: Value, kind: Format | None) -> bool:

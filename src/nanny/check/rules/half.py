@@ -135,13 +135,13 @@ def is_position(value: Value) -> bool:
 
 def stored_key(value: Value) -> str:
     """The key that a value was taken from a table by: `user_id` for `torch.as_tensor(table["user_id"].values)`."""
-    return next((v.ref for v in stored(value) if v.op == "key" and isinstance(v.ref, str)), "")
+    return next((v.ref for v in origins_of(value) if v.op == "key" and isinstance(v.ref, str)), "")
 
 
 _HOLDERS = SHAPE | {"getitem", "view", "moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
 
 
-def stored(value: Value) -> Iterator[Value]:
+def origins_of(value: Value) -> Iterator[Value]:
     """The value and what it was taken from unchanged: `torch.from_numpy(table["user_id"].to_numpy())`."""
     current = value
     for _ in range(6):

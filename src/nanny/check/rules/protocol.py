@@ -136,7 +136,7 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
     under a condition of its own, or for an optimizer that is not the one stepped, leaves it open.
     """
     owners = parts_of(parameter_owners(params))
-    beside = near(trace.numbered("scaler.step", "scaler.unscale_"), index) if owners else []
+    beside = near(trace.with_positions("scaler.step", "scaler.unscale_"), index) if owners else []
     owners &= {part for e in beside for part in parts_of(parameter_owners(e.arg(1)))}
     here = trace.events[index]
     doubtful: list[Event] = []

@@ -11,7 +11,7 @@ from ..chains import link, node_link
 from ..interpreter.guards import is_latch
 from ..interpreter.torch_names import LOG_METHODS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
-from ..interpreter.uses import dotted
+from ..interpreter.uses import dotted_name
 from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
 from .protocol import (  # fmt: skip
@@ -62,7 +62,7 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
     """
     if _is_off(trace, view):
         return
-    for index, event in trace.numbered("clip_grad"):
+    for index, event in trace.with_positions("clip_grad"):
         scaled = backward_for(trace, index, event.arg(0, "parameters"))
         if scaled is None:
             yield from _clip_for_caller(trace, index, event, view)
@@ -131,7 +131,7 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the use is linear (dividing by the world size, all_reduce) or only asks whether values are finite.
     """
-    reads = {id(e.out): i for i, e in trace.numbered("grad_read")}
+    reads = {id(e.out): i for i, e in trace.with_positions("grad_read")}
     if not view.of("scaler.scale", "framework.backward") or _is_off(trace, view):
         return
     reported = {id(gradient) for e in trace.events if (gradient := _measured_with_scale(e)) is not None}
@@ -195,7 +195,7 @@ def _used_gradient(event: Event) -> Value | None:
         value = event.arg(1)
         return _gradient(value) if value.op in ("add", "sub") and not all(_has_gradient(v) for v in value.inputs) else None
     if event.op in _SHOWN:
-        name = dotted(getattr(event.node, "func", event.node)).rpartition(".")[2]
+        name = dotted_name(getattr(event.node, "func", event.node)).rpartition(".")[2]
         if name in LOG_METHODS and not any(_FINITE & identifiers(key) for key, _ in event.at.guards):  # what is NaN is shown
             return next((g for v in (*event.args, *event.kwargs.values()) if (g := _gradient(v))), None)
     return None
@@ -251,7 +251,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
     yield from _unscaled_by_framework(trace)
-    for index, event in trace.numbered("scaler.unscale_"):
+    for index, event in trace.with_positions("scaler.unscale_"):
         if any(not _SCALER_STATE.isdisjoint(identifiers(key)) for key, _ in event.at.guards):  # the code asks the scaler itself
             continue
         if _repeats(trace, event):
@@ -285,7 +285,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 def _unscaled_by_framework(trace: Trace) -> Iterator[Hit]:
     """`accelerator.clip_grad_norm_` after `accelerator.unscale_gradients`: clipping unscales by itself."""
-    for index, clip in trace.numbered("framework.clip_grad_norm_", "framework.clip_grad_value_"):
+    for index, clip in trace.with_positions("framework.clip_grad_norm_", "framework.clip_grad_value_"):
         earlier = next((e for e in before(trace, index) if e.op.startswith("framework.") or e.op == "optimizer.step"), None)
         if earlier is None or earlier.op != "framework.unscale_gradients" or clip.arg(0).const != "fp16":
             continue
@@ -331,9 +331,9 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the window's condition also guards the call, by another name.
     """
-    steps, clears = trace.numbered("scaler.step"), trace.numbered("optimizer.zero_grad")
-    backwards = [(index, e) for index, e in trace.numbered("backward") if is_scaled(e)]
-    for index, event in trace.numbered("scaler.unscale_", "scaler.step", "scaler.update"):
+    steps, clears = trace.with_positions("scaler.step"), trace.with_positions("optimizer.zero_grad")
+    backwards = [(index, e) for index, e in trace.with_positions("backward") if is_scaled(e)]
+    for index, event in trace.with_positions("scaler.unscale_", "scaler.step", "scaler.update"):
         ends_window = clears if event.op == "scaler.step" else steps
         anchor = _window_anchor(event, near(ends_window, index), near(backwards, index))
         if anchor is None:
@@ -413,12 +413,12 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: every optimizer has a backward of its own between the updates.
     """
-    steps = trace.numbered("scaler.step")
-    for index, event in trace.numbered("scaler.update"):
+    steps = trace.with_positions("scaler.step")
+    for index, event in trace.with_positions("scaler.update"):
         if event.args[1:] or event.kwargs:
             continue
         mine = [s for s in near(steps, index) if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
-        reason = _misplaced(trace, index, event, mine)
+        reason = _misplacement(trace, index, event, mine)
         if reason:
             severity = None if is_given(view) else Severity.INFO
             yield Hit(event.node, reason, "call update() once per iteration, after the last step", severity)
@@ -435,7 +435,7 @@ def _is_retry(loop: ast.AST) -> bool:
     return isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant)
 
 
-def _misplaced(trace: Trace, index: int, event: Event, steps: list[Event]) -> str:
+def _misplacement(trace: Trace, index: int, event: Event, steps: list[Event]) -> str:
     own = {id(step) for step in steps}
     earlier = [e for e in before(trace, index) if id(e) in own]
     for later in after(trace, index):

@@ -12,7 +12,7 @@ from ...core.limits import Limits
 from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace, can_meet
-from ..interpreter.uses import dotted
+from ..interpreter.uses import dotted_name
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import after, is_disabled, is_given, scaler_of
@@ -253,7 +253,7 @@ def _is_built_once(event: Event) -> bool:
     """Whether it is made only while something is missing that is filled in with it (`if x is None: build()`)."""
     missing = {key for key, arm in event.at.guards if not arm}
     assigned = {
-        dotted(target) for function in event.at.stack for node in ast.walk(function.node) if isinstance(node, ast.Assign)
+        dotted_name(target) for function in event.at.stack for node in ast.walk(function.node) if isinstance(node, ast.Assign)
         for target in node.targets
     }  # fmt: skip
     return not missing.isdisjoint(assigned)
@@ -401,7 +401,7 @@ def fixed_scale_stays(trace: Trace, view: FileView) -> Iterator[Hit]:
     """A loss scaled by hand whose gradients nobody divides again, under an optimizer that takes them as large as they are."""
     if not _runs_in_fp16(view):
         return
-    for index, event in trace.numbered("backward"):
+    for index, event in trace.with_positions("backward"):
         factor = next((n for n, _ in _factors(event.arg(0)) if n >= _LIMITS.fixed_scale_low and math.frexp(n)[0] == 0.5), None)
         if factor is None or factor > _LIMITS.fixed_scale_high:
             continue

@@ -50,9 +50,9 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: update is called by the caller in another file.
     """
     made = view.of("scaler.new")
-    here = trace.numbered("scaler.update")
+    here = trace.with_positions("scaler.update")
     mine_too = {id(e) for _, e in here}
-    for index, step in trace.numbered("scaler.step"):
+    for index, step in trace.with_positions("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
         mine = (u for u in near(here, index) if same_object(scaler_of(u), scaler_of(step)) and can_meet(u, step))
@@ -107,7 +107,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
     made = view.of("scaler.new")
     if _all_disabled(trace, made):
         return
-    for index, event in trace.numbered("optimizer.step"):
+    for index, event in trace.with_positions("optimizer.step"):
         owned = event.arg(0)
         if owned.thing is not None and owned.thing.kind == "framework_optimizer":
             continue
@@ -194,7 +194,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
         return  # whoever made the scaler, a base class outside the project perhaps, may run the scaled backward too
     if all(is_scaled(event) for event in trace.of("backward")):
         return
-    for index, step in trace.numbered("scaler.step"):
+    for index, step in trace.with_positions("scaler.step"):
         if is_disabled(scaler_of(step), made):
             continue
         is_seen = any(e.out.thing is scaler_of(step).thing for e in made)
@@ -253,7 +253,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     if view.of("framework.new", "framework.backward", "framework.prepare"):
         return
     has_scaler = not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers) or bool(view.of("scaler.scale", "scaler.step"))
-    for index, event in trace.numbered("backward"):
+    for index, event in trace.with_positions("backward"):
         if _is_scaled_by_hand(event.arg(0), trace):
             continue
         if has_scaler:  # one loss goes past it; where it is switched off is no business of this rule
@@ -320,7 +320,7 @@ def _comes_from_a_model(loss: Value) -> bool:
 
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
 def scaler_off(trace: Trace, view: FileView) -> Iterator[Hit]:
-    for index, event in trace.numbered("backward", "framework.backward"):
+    for index, event in trace.with_positions("backward", "framework.backward"):
         off, unknown = _switched_off(trace, view, event)
         made = _made_in_fp16(trace, index, event.arg(1 if event.op == "framework.backward" else 0)) if off is not None else None
         region = made.at.region if made is not None else None
@@ -471,11 +471,12 @@ def update_skipped(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the pass that leaves also ends the training, or updates the scaler itself.
     """
     made = view.of("scaler.new")
-    leaves = trace.numbered("leave")
-    for index, event in trace.numbered("scaler.unscale_") if leaves else ():
+    leaves = trace.with_positions("leave")
+    for index, event in trace.with_positions("scaler.unscale_") if leaves else ():
         if is_disabled(scaler_of(event), made) or not event.at.loops:
             continue
-        end, update = next(((i, e) for i, e in trace.numbered("scaler.update") if i > index and can_meet(e, event)), (0, event))
+        updates = trace.with_positions("scaler.update")
+        end, update = next(((i, e) for i, e in updates if i > index and can_meet(e, event)), (0, event))
         if not end or update.at.loops != event.at.loops or not same_object(scaler_of(update), scaler_of(event)):
             continue
         for position, leave in leaves:

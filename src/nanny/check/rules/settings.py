@@ -29,7 +29,7 @@ def _keyword(node: ast.AST, name: str) -> ast.AST:
     return node
 
 
-def _written(node: ast.AST, name: str, value: Value) -> ast.AST:
+def _where_written(node: ast.AST, name: str, value: Value) -> ast.AST:
     """Where a setting is written: its keyword, or the entry of the dict that was passed with **."""
     found = _keyword(node, name)
     return found if found is not node or value.node is None else value.node
@@ -61,7 +61,7 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
     """
     for first, second in (("fp16", "bf16"), ("fp16_full_eval", "bf16_full_eval"), ("float16", "bfloat16")):
         if _is_on(event.kwargs.get(first)) and _is_on(event.kwargs.get(second)):
-            nodes = [_written(event.node, name, event.kwargs[name]) for name in (first, second)]
+            nodes = [_where_written(event.node, name, event.kwargs[name]) for name in (first, second)]
             later = max(nodes, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
             yield Hit(
                 later,
@@ -97,7 +97,7 @@ def true_half(event: Event, view: FileView) -> Iterator[Hit]:
     if not _fits(view, event):
         return
     yield Hit(
-        _written(event.node, "precision", precision),
+        _where_written(event.node, "precision", precision),
         f'precision="{precision.const}" trains with all weights in {_TRUE_HALF[precision.const]}',
         'use "bf16-mixed" or "16-mixed" for training',
     )

@@ -82,7 +82,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     value = event.arg(0)
     if not value.is_half or _is_promoted(event) or event.at.island or _is_guess_in_evaluation(event, view):
         return
-    if event.op == "softmax" and id(event.out) in _logged(view, "softmax"):
+    if event.op == "softmax" and id(event.out) in _results_logged(view, "softmax"):
         return
     text = f"{event.op} in {value.dtype}: {value.why}"
     yield _unstable(event, view, value, text, "pass dtype=torch.float32, or cast the input with .float()")
@@ -213,7 +213,7 @@ def _summed_exp(value: Value) -> Value | None:
     return _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
 
 
-def _logged(view: FileView, *ops: str) -> set[int]:
+def _results_logged(view: FileView, *ops: str) -> set[int]:
     """The results of these operations that a logarithm is taken of."""
     return view.once(f"log of {ops}", lambda: {id(_made_by(e.arg(0), ops)) for e in view.of(*LOG_FUNCTIONS)} - {id(None)})
 
@@ -281,16 +281,16 @@ def _is_square(value: Value) -> bool:
 def _is_part_of_larger(event: Event, view: FileView) -> bool:
     """Whether a more specific finding (a variance, a log of a sum of exp) covers this reduction."""
     parts = view.once("variance", lambda: {id(v) for e in view.of("sub") if _variance(e) for v in ancestors(e.out, 20)})
-    return id(event.out) in parts or id(event.out) in _logged(view, "sum", "mean")
+    return id(event.out) in parts or id(event.out) in _results_logged(view, "sum", "mean")
 
 
 def _is_only_differentiated(event: Event, view: FileView) -> bool:
     """Whether a sum is itself what the gradient is taken of: that is the same whatever the sum is rounded to."""
-    taken = view.once("differentiated", lambda: {id(_unscaled(e.arg(0))) for e in view.of("autograd.grad", "backward")})
+    taken = view.once("differentiated", lambda: {id(_without_scale(e.arg(0))) for e in view.of("autograd.grad", "backward")})
     return event.op in ("sum", "nansum") and id(event.out) in taken
 
 
-def _unscaled(loss: Value) -> Value:
+def _without_scale(loss: Value) -> Value:
     return loss.inputs[0] if loss.op == "scale" and loss.inputs else loss
 
 

@@ -114,7 +114,7 @@ def true_half(settings: SettingsSection) -> Iterator[Problem]:
             if is_on(settings.get(name, key)) and not is_off(settings.section(name).get("enabled", False)):
                 yield Problem(
                     (name, key),
-                    f"`{key}` keeps the master weights in {name}: updates below {_lost(name)} of a weight are lost",
+                    f"`{key}` keeps the master weights in {name}: updates below {_lost_below(name)} of a weight are lost",
                     f"Delete `{key}`; if memory is short, offload the optimizer (`zero_optimization.offload_optimizer`).",
                 )
     elif settings.framework == "hf":
@@ -133,7 +133,7 @@ def _lightning_true_half(settings: SettingsSection) -> Iterator[Problem]:
     if name:
         yield Problem(
             ("precision",),
-            f"`precision: {precision}` keeps the parameters in {name}: updates below {_lost(name)} of a weight are lost"
+            f"`precision: {precision}` keeps the parameters in {name}: updates below {_lost_below(name)} of a weight are lost"
             + (", and there is no loss scaling" if name == "fp16" else ""),
             f"Use `precision: {precision.split('-')[0]}-mixed`; it computes in {name} and keeps float32 weights.",
         )
@@ -153,7 +153,7 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
             (key,),
             f"possible: `{key}: {settings.get(key)}` loads the weights that are trained in {name}, without a float32 copy: "
             + ("`fp16: true` then stops at the first step (FP16 gradients cannot be unscaled)" if scaled else "")
-            + ("" if scaled else f"updates below {_lost(name)} of a weight are lost")
+            + ("" if scaled else f"updates below {_lost_below(name)} of a weight are lost")
             + "; whether the launcher brings DeepSpeed or FSDP, which keep a copy, is not known",
             f"Load the weights in float32 and let `{name}: true` do the casting.",
             _true_half_severity(key, scaled),
@@ -161,7 +161,7 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
     if is_on(settings.get("pure_bf16")):
         yield Problem(
             ("pure_bf16",),
-            f"`pure_bf16` keeps the trained weights in bf16: updates below {_lost('bf16')} of a weight are lost",
+            f"`pure_bf16` keeps the trained weights in bf16: updates below {_lost_below('bf16')} of a weight are lost",
             "Use `bf16: true`; it computes in bf16 and keeps float32 weights.",
         )
 
@@ -172,7 +172,7 @@ def _true_half_severity(key: str, is_scaled: bool) -> Severity:
     return Severity.WARNING if is_scaled and key != "dtype" else Severity.INFO
 
 
-def _lost(name: str) -> str:
+def _lost_below(name: str) -> str:
     """An update below half of the smallest spacing, as a share of the weight, always rounds away."""
     return f"{FORMATS[name].unit_roundoff / 2 * 100:.1g} %"
 

@@ -48,7 +48,7 @@ def _foreseen(culprit: str, seen_at: int, expected: int, *evidence: str, precisi
     )
 
 
-def _examined(signs: Signs, fact: str, quantity: str) -> dict[str, Points]:
+def _points_of(signs: Signs, fact: str, quantity: str) -> dict[str, Points]:
     """By site, over the examined steps."""
     points: dict[str, list[tuple[int, float]]] = {}
     for exam, of_sites in signs.fact(fact):
@@ -67,7 +67,7 @@ def _nearest(signs: Signs) -> Iterator[tuple[str, Points]]:
     top = max((told["largest"] for told in last.values()), default=0.0)
     site = next((site for site, told in last.items() if told["largest"] >= 0.9 * top), None)
     if site is not None:
-        yield site, _examined(signs, "reach", "largest")[site]
+        yield site, _points_of(signs, "reach", "largest")[site]
 
 
 def near_end_at(signs: Signs) -> int | None:
@@ -107,7 +107,7 @@ def attention_logits_grow(signs: Signs) -> Iterator[Diagnosis]:
     """Attention logits grow steadily towards the end of fp16."""
     if signs.harmed or signs.amp_dtype != "float16":
         return
-    for site, points in _examined(signs, "attention", "logit_max").items():
+    for site, points in _points_of(signs, "attention", "logit_max").items():
         if points[-1][1] < FP16.max / 2**signs.limits.headroom_info_bits:
             continue
         step = crossing(points, FP16.max, int(signs.limits.trend_points), signs.limits.trend_fit)
@@ -149,7 +149,7 @@ def entropy_falls(signs: Signs) -> Iterator[Diagnosis]:
     if signs.harmed or signs.learns:
         return
     limits = signs.limits
-    for site, known in _examined(signs, "attention", "entropy").items():
+    for site, known in _points_of(signs, "attention", "entropy").items():
         points = [(step, 1 / entropy) for step, entropy in known if entropy > 0]
         if not points or known[-1][1] > _NARROW or known[-1][1] <= limits.attention_entropy:
             continue

@@ -14,7 +14,7 @@ from ..signs import Signs
 from .early import attention_logits_grow, headroom_falls
 
 
-def _named(signs: Signs, name: str) -> Iterator[Diagnosis]:
+def _of_first_bad(signs: Signs, name: str) -> Iterator[Diagnosis]:
     """If the first bad number speaks for this cause; else an overflow that no NaN betrays (x / inf is 0)."""
     at = signs.first_bad
     if at is not None:
@@ -32,7 +32,7 @@ def activation_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: run this step with the layer in FP32: the infinity is gone and its output peaks above 65,504.
     """
-    yield from _named(signs, "activation_overflow_fp16")
+    yield from _of_first_bad(signs, "activation_overflow_fp16")
     yield from headroom_falls(signs)
 
 
@@ -42,7 +42,7 @@ def attention_logit_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: print (q.float() @ k.float().transpose(-2, -1)).abs().max() at this step: it is above 65,504.
     """
-    yield from _named(signs, "attention_logit_overflow_fp16")
+    yield from _of_first_bad(signs, "attention_logit_overflow_fp16")
     yield from attention_logits_grow(signs)
 
 
@@ -52,7 +52,7 @@ def loss_in_fp16(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: evaluate the same criterion on prediction.float() and target.float(): it is finite.
     """
-    yield from _named(signs, "loss_computed_in_fp16")
+    yield from _of_first_bad(signs, "loss_computed_in_fp16")
 
 
 @cause("reduction_overflow_fp16", family="overflow")
@@ -61,7 +61,7 @@ def reduction_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: compare x.sum() with x.sum(dtype=torch.float32) at this step.
     """
-    yield from _named(signs, "reduction_overflow_fp16")
+    yield from _of_first_bad(signs, "reduction_overflow_fp16")
 
 
 @cause("exp_overflow_fp16", family="overflow")
@@ -70,7 +70,7 @@ def exp_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: print the largest input of this exp: it is above 11.09.
     """
-    yield from _named(signs, "exp_overflow_fp16")
+    yield from _of_first_bad(signs, "exp_overflow_fp16")
 
 
 @cause("product_overflow_fp16", family="overflow")
@@ -79,7 +79,7 @@ def product_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: multiply the same factors after .float(): the result is finite and above 65,504.
     """
-    yield from _named(signs, "product_overflow_fp16")
+    yield from _of_first_bad(signs, "product_overflow_fp16")
 
 
 @cause("norm_square_overflow_fp16", family="overflow")
@@ -88,7 +88,7 @@ def norm_square_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: the norm's output is exactly zero where its input is above 256.
     """
-    yield from _named(signs, "norm_square_overflow_fp16")
+    yield from _of_first_bad(signs, "norm_square_overflow_fp16")
 
 
 @cause("input_out_of_range_fp16", family="overflow")

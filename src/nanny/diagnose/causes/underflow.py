@@ -18,7 +18,7 @@ from .early import scale_sinks
 _RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
 
 
-def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None:
+def _worst_loss(signs: Signs) -> tuple[Examination, list[GradientError], float] | None:
     """The examined step with most weights that lost their gradient to zeros: those weights, and their share of all elements.
 
     By number, not by energy: Adam divides each gradient by its own size, so that a small one counts as much as a large one.
@@ -41,7 +41,7 @@ def _lost(signs: Signs) -> tuple[Examination, list[GradientError], float] | None
 
 
 def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
-    found = _lost(signs)
+    found = _worst_loss(signs)
     if found is None or found[2] < signs.limits.lost_gradient_elements or signs.amp_dtype not in ("float16", ""):
         return
     exam, gone, part = found

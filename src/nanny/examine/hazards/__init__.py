@@ -69,14 +69,14 @@ def all_kinds() -> list[Entry]:
     return list(kinds.entries().values())
 
 
-def judged(examination: Examination, limits: Limits | None = None) -> Examination:
+def judge(examination: Examination, limits: Limits | None = None) -> Examination:
     """The examination with its hazards, worst first; the suspects are spent."""
     step = ExaminedStep(examination, limits or Limits())
-    claimed = [found for suspect in examination.suspects if (found := _claimed(suspect, step)) is not None]
-    return replace(examination, hazards=tuple(_ranked(_merged(map(with_cause, claimed)))), suspects=())
+    claimed = [found for suspect in examination.suspects if (found := _claim(suspect, step)) is not None]
+    return replace(examination, hazards=tuple(_worst_first(_merge(map(with_cause, claimed)))), suspects=())
 
 
-def _claimed(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
+def _claim(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     for kind in all_kinds():
         found: Hazard | None = kind.function(suspect, step)
         if found is not None:
@@ -135,7 +135,7 @@ def _numbers(suspect: Suspect) -> Mapping[str, Any]:
     return {key: value for key, value in numbers.items() if value is not None}
 
 
-def _merged(hazards: Iterable[Hazard]) -> list[Hazard]:
+def _merge(hazards: Iterable[Hazard]) -> list[Hazard]:
     """The same kind, operation and place are one hazard; what stands still in one optimizer is one too."""
     groups: dict[tuple[Any, ...], list[Hazard]] = {}
     for one in hazards:
@@ -155,6 +155,6 @@ _NAMES = {"to_copy": "to"}  # as the user wrote it
 _TOGETHER = frozenset(["update_lost", "state_still", "decay_lost"])
 
 
-def _ranked(hazards: list[Hazard]) -> list[Hazard]:
+def _worst_first(hazards: list[Hazard]) -> list[Hazard]:
     """By consequence; of those that destroy, the first."""
     return sorted(hazards, key=lambda h: (h.in_reference, -h.consequence, h.order))

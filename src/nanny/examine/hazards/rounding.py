@@ -129,7 +129,7 @@ def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     certain = stored_low if logs else gone < step.limits.damage_cancelled or suspect.plain >= step.limits.damage_cancelled_error
     if not margins and not step.harmful(suspect, certain=certain):
         return None
-    if _chosen(suspect):
+    if _kind_of_choice(suspect):
         return _of_choice(suspect, step)
     return hazard_of(
         suspect,
@@ -141,7 +141,7 @@ def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     )
 
 
-def _chosen(suspect: Suspect) -> str:
+def _kind_of_choice(suspect: Suspect) -> str:
     """What was decided by the damaged numbers: a target, or which way to go."""
     return "target" if suspect.target or not suspect.differentiable else "choice" if suspect.chose else ""
 
@@ -151,7 +151,7 @@ def _of_choice(suspect: Suspect, step: ExaminedStep) -> Hazard:
         suspect,
         f"{suspect.op} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
         f"{share(max(suspect.plain, suspect.centred))} wrong, and a choice is made by it",
-        _chosen(suspect),
+        _kind_of_choice(suspect),
         value=suspect.centred,
         limit=step.limits.diff_centred_warn,
     )
@@ -180,7 +180,7 @@ def absorption(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """What varies is smaller than the spacing of the numbers that carry it"""
     if not _jumps(suspect, step) or suspect.centred < 2 * suspect.plain or _inherent(suspect) or not step.harmful(suspect):
         return None
-    if _chosen(suspect):
+    if _kind_of_choice(suspect):
         return _of_choice(suspect, step)
     traits = tuple(_traits(suspect, step))
     # the difference is what a user has written; the sum of squares before it is what was rounded
@@ -245,7 +245,7 @@ def amplification(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     if _below_chance(suspect):
         return None
-    if _chosen(suspect):
+    if _kind_of_choice(suspect):
         return _of_choice(suspect, step)
     bias = suspect.numbers.get("bias")
     return hazard_of(

@@ -21,7 +21,7 @@ def residual(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"elements stay as they were in {step.format_of(suspect).name}",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=max(suspect.consequence, _lost(suspect)),
+        consequence=max(suspect.consequence, _lost_share(suspect)),
     )
 
 
@@ -35,7 +35,7 @@ def average(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"{share(suspect.unchanged or 0)} of the average stay as they were, {share(max(suspect.kept or 0, 0))} of it arrives",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=_lost(suspect),
+        consequence=_lost_share(suspect),
         site="loop:ema" if suspect.place.phase == "loop" and not suspect.place.site else None,
     )
 
@@ -53,7 +53,7 @@ def accumulator(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         "of_gradients" if gradients else "",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=_lost(suspect),
+        consequence=_lost_share(suspect),
     )
 
 
@@ -68,7 +68,7 @@ def update_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"{share(max(suspect.kept or 0, 0))} of it arrives",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
-        consequence=_lost(suspect),
+        consequence=_lost_share(suspect),
         site=suspect.operands[0].name,
     )
 
@@ -98,7 +98,7 @@ def gradient_sum(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         f"the gradient of {suspect.operands[0].name} grows by {share(max(suspect.kept or 0, 0))} of what is added to it",
         value=suspect.kept,
         limit=step.limits.damage_kept,
-        consequence=_lost(suspect),
+        consequence=_lost_share(suspect),
         site=suspect.operands[0].name,
     )
 
@@ -118,12 +118,12 @@ def state_still(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         "average" if optimizer or _decays(suspect) else "",
         value=suspect.unchanged,
         limit=step.limits.unchanged_share_warn,
-        consequence=_lost(suspect),
+        consequence=_lost_share(suspect),
         site="optimizer" if optimizer else operand.name or None,
     )
 
 
-def _lost(suspect: Suspect) -> float:
+def _lost_share(suspect: Suspect) -> float:
     """The share of what was added that did not arrive."""
     return 1 - min(max(suspect.kept or 0.0, 0.0), 1.0)
 

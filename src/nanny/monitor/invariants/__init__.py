@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ...core.step import Breach, Setup, StepRecord
 from ...watch.calls import ModelCall
 from ...watch.hooks import add_module_hook
-from ...watch.names import unwrapped
+from ...watch.names import unwrap
 from ...watch.tensors import float_leaves, short_dtype
 from ..trace import LOW, StepTrace
 from .arrivals import Arrivals
@@ -184,7 +184,7 @@ class Invariants:
         watched = self.watched
         if not self._evaluates and not self._quiet_calls:
             return
-        names = [prefix + n for model, prefix in watched.models for n in changed_by_mode(unwrapped(model))]
+        names = [prefix + n for model, prefix in watched.models for n in changed_by_mode(unwrap(model))]
         if not names:
             return
         trains_all = all(p.requires_grad for model, _ in watched.models for p in model.parameters())
@@ -221,7 +221,7 @@ class Invariants:
 
     def _setup(self) -> Setup:
         watched = self.watched
-        owned = watched.owned()
+        owned = watched.owned_ids()
         sizes = {key: p.numel() for key, held in watched.owners.items() if (p := held()) is not None}
         trained = [key for key in sizes if key in owned and watched.parameters[key] in self._arrivals.arrived]
         modes = {model.training for model, _ in watched.models}

@@ -16,7 +16,7 @@ from ...core.step import Breach
 from ...measure import transfer
 from ...measure.flatten import local_part
 from ...measure.rows import which_are_zero
-from ...watch.names import held_by, unwrapped
+from ...watch.names import held_by, unwrap
 from ...watch.places import is_users_own
 from ...watch.tensors import gradient_of, is_readable
 from ..trace import StepTrace
@@ -124,7 +124,7 @@ class Arrivals:
 
     @property
     def _root_site(self) -> str:
-        return type(unwrapped(self._watched.models[0][0])).__name__ if self._watched.models else ""
+        return type(unwrap(self._watched.models[0][0])).__name__ if self._watched.models else ""
 
 
 def modules_of(names: Iterable[str]) -> set[str]:
@@ -144,7 +144,7 @@ def is_unread(models: Sequence[tuple[nn.Module, str]], site: str) -> bool:
         path = site[len(prefix) :] if site.startswith(prefix) else ""
         parent, _, attribute = path.rpartition(".")
         try:
-            owner = unwrapped(model).get_submodule(parent)
+            owner = unwrap(model).get_submodule(parent)
         except AttributeError:
             continue
         if not isinstance(owner._modules.get(attribute), nn.Module):
@@ -195,7 +195,7 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
     """Members of a list of alike modules that did not run, or on nothing, or on what another got: one of many is chosen."""
     given = _given_to(trace)
     for model, prefix in models:
-        for name, group in unwrapped(model).named_modules():
+        for name, group in unwrap(model).named_modules():
             if not isinstance(group, (nn.ModuleList, nn.ModuleDict)):
                 continue
             members = {f"{prefix}{name}.{key}" if name else f"{prefix}{key}": child for key, child in group.named_children()}
@@ -208,7 +208,7 @@ def experts_of(models: Sequence[tuple[nn.Module, str]], trace: StepTrace) -> Ite
                 if kinds[type(child)] > 1 and (what is None or what[1] == 0 or alike[type(child), what] > 1):
                     yield path
             parent = name.rpartition(".")[0]
-            for key, child in unwrapped(model).get_submodule(parent).named_children():
+            for key, child in unwrap(model).get_submodule(parent).named_children():
                 if isinstance(child, nn.Linear) and child.out_features == len(members) > 1:  # it chooses among them
                     yield prefix + (f"{parent}.{key}" if parent else key)
 

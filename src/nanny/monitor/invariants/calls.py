@@ -181,7 +181,7 @@ class Calls:
         self._never = 0 if known or self._asks_scaler else self._never + step.backwards
         if not known and self._has_optimizer is None and (self._never > FEW or self._lost):
             self._watched.search()
-            self._has_optimizer = not self._watched.owned().isdisjoint(self._watched.parameters)
+            self._has_optimizer = not self._watched.owned_ids().isdisjoint(self._watched.parameters)
         if is_early:
             # a loop that never steps may be one step to whoever finds steps by their optimizers
             self._passes += bool(step.backwards) if known else step.backwards

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ...core.step import Breach, Update
 from ...measure.transfer import PendingRead
-from ...watch.names import unwrapped
+from ...watch.names import unwrap
 from ...watch.tensors import gradient_of, is_readable
 from ..updates import UpdateProbe, lr_of
 from .watched import EVERY, Watched, leaves_of, sample_of
@@ -48,7 +48,7 @@ class Movement:
         self._stop.begin()
 
     def before_backward(self, root: Tensor) -> None:
-        if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned():
+        if self._watched.is_close and self._watched.parameters.keys() - self._watched.owned_ids():
             self._reached |= leaves_of(root, self._watched.parameters)
 
     def before_update(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
@@ -74,7 +74,7 @@ class Movement:
 
     def probed(self, probes: Sequence[UpdateProbe]) -> None:
         if probes:
-            self._probed = [(probe, probe.pending()) for probe in probes]
+            self._probed = [(probe, probe.start_read()) for probe in probes]
         if self._probed and all(read.ready() for _, read in self._probed):
             self._look_at_updates([u for probe, read in self._probed for u in probe.updates(read)])
             self._probed = []
@@ -99,7 +99,7 @@ class Movement:
     def look_for_unowned(self) -> None:
         """Trainable, with a gradient that is new at each look, in no optimizer: those that also do not move from look to look."""
         watched = self._watched
-        owned = watched.owned()
+        owned = watched.owned_ids()
         looked: dict[str, tuple[Tensor, Tensor, int]] = {}
         for key, name in watched.parameters.items():
             p = watched.owners[key]() if key not in owned and name not in self._moves else None
@@ -119,7 +119,7 @@ class Movement:
         self._unowned = looked
         if any(times == 2 for *_, times in looked.values()):
             watched.search()
-            owned = watched.owned()
+            owned = watched.owned_ids()
             keys = {name: key for key, name in watched.parameters.items()}
             self._unowned = {name: seen for name, seen in looked.items() if keys[name] not in owned}
         self._owns_nothing = owned.isdisjoint(watched.parameters)
@@ -139,7 +139,7 @@ class Movement:
         self._looks_at_norms += 1
         looked: dict[str, tuple[Tensor, Tensor, int]] = {}
         for model, prefix in self._watched.models:
-            for name, norm, weight in frozen_norms(unwrapped(model)):
+            for name, norm, weight in frozen_norms(unwrap(model)):
                 statistics, still = sample_of(norm.running_mean), sample_of(weight)
                 before = self._norms.get(prefix + name)
                 times = 0
@@ -261,7 +261,7 @@ def said_frozen(models: Sequence[tuple[nn.Module, str]]) -> Iterator[str]:
     """Parts that were told to be frozen in a way that does nothing: an attribute that torch does not know."""
     for model, prefix in models:
         said: dict[int, str] = {}
-        for name, module in unwrapped(model).named_modules():
+        for name, module in unwrap(model).named_modules():
             if module.__dict__.get("requires_grad") is False and any(p.requires_grad for p in module.parameters()):
                 yield prefix + name
             for key, p in module._parameters.items():

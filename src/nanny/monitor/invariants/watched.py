@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from ...core.step import Breach
 from ...measure import transfer
 from ...measure.flatten import as_line, thin
-from ...watch.names import Held, unwrapped
+from ...watch.names import Held, unwrap
 from ...watch.places import users_line
 from ...watch.tensors import gradient_of, is_readable
 from ..trace import version_of
@@ -79,7 +79,7 @@ class Watched:
             self._since = self.position + 1
             self.searches = 0
         self.models, self.parameters, self.owners = models, parameters, owners
-        inner = [unwrapped(model) for model, _ in models]
+        inner = [unwrap(model) for model, _ in models]
         self._homes = {id(p): weakref.ref(m) for model in inner for m in model.modules() for p in m._parameters.values()}
 
     def begin(self, traced: bool) -> None:
@@ -115,17 +115,17 @@ class Watched:
         are_mine = all(map(self.parameters.__contains__, map(id, every)))  # in C: most often they all are
         return every if are_mine else [p for p in every if id(p) in self.parameters]
 
-    def owned(self) -> set[int]:
-        return {id(p) for p in self._optimized()}
+    def owned_ids(self) -> set[int]:
+        return {id(p) for p in self._optimized_parameters()}
 
-    def _optimized(self) -> list[Tensor]:
+    def _optimized_parameters(self) -> list[Tensor]:
         references = [*(one.optimizer for one in self.known.values()), *self.others.values()]
         return [p for reference in references if (o := reference()) is not None for p in parameters_of(o)]
 
     def has_masters(self) -> bool:
         """Is there an optimizer of other tensors, of the shapes of ours, that get gradients? Then ours may be copies of them."""
         shapes = {p.shape for held in self.owners.values() if (p := held()) is not None}
-        theirs = (p for p in self._optimized() if id(p) not in self.parameters)
+        theirs = (p for p in self._optimized_parameters() if id(p) not in self.parameters)
         return any(p.shape in shapes and gradient_of(p) is not None for p in theirs)
 
     def search(self) -> None:

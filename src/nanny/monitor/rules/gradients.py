@@ -206,10 +206,10 @@ def _layers_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> _
         for layer, members in layers.items()
     ]
     known = [one for one in known if one[2]]
-    return _Layers([layer for layer, _, _ in known], *_joined([m for _, m, _ in known]), *_joined([w for _, _, w in known]))
+    return _Layers([layer for layer, _, _ in known], *_join([m for _, m, _ in known]), *_join([w for _, _, w in known]))
 
 
-def _joined(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+def _join(parts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([i for part in parts for i in part], dtype=np.int64), np.cumsum([0, *map(len, parts)], dtype=np.int64)[:-1]
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.finding import Severity
-from ...core.numbers import counted
+from ...core.numbers import amount
 from ...core.step import SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
-from .ownership import breaches, evidence_of, named
+from .ownership import breaches, evidence_of, who
 
 
 @rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True, needs="breaches")
@@ -24,7 +24,7 @@ def gradient_never_cleared(step: StepRecord, run: RunHistory) -> Iterator[Observ
     for one in breaches(step, "uncleared"):
         if one.steps >= run.limits.uncleared_steps:
             yield Observation(
-                f"the gradients of {named(one)} were not cleared between {counted(one.steps + 1, 'optimizer step')} in a row",
+                f"the gradients of {who(one)} were not cleared between {amount(one.steps + 1, 'optimizer step')} in a row",
                 "optimizer", value=float(one.steps), limit=run.limits.uncleared_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -45,7 +45,7 @@ def step_without_backward(step: StepRecord, run: RunHistory) -> Iterator[Observa
     for one in breaches(step, "no_backward"):
         if one.steps >= run.limits.stale_steps:
             yield Observation(
-                f"so at {one.steps} of {counted(one.of, 'optimizer step')}: {_WHY_STALE[one.traits[0]]}",
+                f"so at {one.steps} of {amount(one.of, 'optimizer step')}: {_WHY_STALE[one.traits[0]]}",
                 "optimizer", value=float(one.steps), limit=run.limits.stale_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -60,7 +60,7 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
         if "idle" in one.traits:
             if one.steps >= run.limits.never_at_end:
                 yield Observation(
-                    f"the gradients of {named(one)} were cleared {one.steps} times by their optimizer, which has never stepped",
+                    f"the gradients of {who(one)} were cleared {one.steps} times by their optimizer, which has never stepped",
                     one.names[0] if one.names else "optimizer", value=float(one.steps), limit=run.limits.never_at_end,
                     evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
@@ -82,7 +82,7 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
                 )  # fmt: skip
         elif one.steps >= run.limits.lost_steps and 2 * one.steps >= one.of:
             yield Observation(
-                f"the gradients of {one.steps} of {counted(one.of, 'step')} were cleared before an optimizer took them",
+                f"the gradients of {one.steps} of {amount(one.of, 'step')} were cleared before an optimizer took them",
                 "optimizer", value=float(one.steps), limit=run.limits.lost_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -115,8 +115,8 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
     was_zero = (run.grads.zero_record[at] > 0) | (run.grads.zero_steps[at] > 0)
     if grad_norm(step) == 0 and not was_zero.all():
         yield Observation(
-            f"the gradient of all {counted(len(step.grads.names), 'tensor')} is exactly 0, after "
-            f"{counted(len(run.norms), 'step')} at which it was not; the loss is {step.loss:.4g}",
+            f"the gradient of all {amount(len(step.grads.names), 'tensor')} is exactly 0, after "
+            f"{amount(len(run.norms), 'step')} at which it was not; the loss is {step.loss:.4g}",
             "data", value=0.0, evidence={"parameters": list(step.grads.names[:8]), "steps": len(run.norms)},
         )  # fmt: skip
         return
@@ -148,7 +148,7 @@ def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Itera
     if min(*before, loss) > run.limits.gone_small * usual.median:
         yield Observation(
             f"loss and gradient were exactly 0 at the step before this one alone; the loss is {loss:.4g} now, and was "
-            f"{min(before):.4g} or more in the {counted(len(before), 'step')} before",
+            f"{min(before):.4g} or more in the {amount(len(before), 'step')} before",
             "data", value=0.0, evidence={"steps": len(before)},
         )  # fmt: skip
 
@@ -189,7 +189,7 @@ def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for one in breaches(step, "evaluation_mode"):
         if one.steps >= run.limits.mode_steps:
             yield Observation(
-                f"the last {counted(one.steps, 'step')} trained in evaluation mode, and {named(one, 'module')} is another there",
+                f"the last {amount(one.steps, 'step')} trained in evaluation mode, and {who(one, 'module')} is another there",
                 one.names[0], value=float(one.steps), limit=run.limits.mode_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "training_mode"):
@@ -197,7 +197,7 @@ def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         # at every step, it is a part of the training: a target, a second view, a rollout
         if (occasions > 1 or one.steps >= run.limits.mode_steps) and one.of >= 4 and 2 * occasions < one.of:
             yield Observation(
-                f"{counted(one.steps, 'call')} without gradients between the steps ran in train mode, and {named(one, 'module')} "
+                f"{amount(one.steps, 'call')} without gradients between the steps ran in train mode, and {who(one, 'module')} "
                 "is another there",
                 one.names[0], value=float(one.steps), evidence=evidence_of(one),
             )  # fmt: skip

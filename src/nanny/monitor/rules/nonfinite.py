@@ -9,7 +9,7 @@ import numpy as np
 
 from ...core.finding import Severity
 from ...core.formats import FP16
-from ...core.numbers import counted
+from ...core.numbers import amount
 from ...core.step import SiteTable, StepRecord
 from ...diagnose.first_nonfinite import Culprit, bad_sites, counts, culprit_of, turned_to_nan
 from ...diagnose.history import RunHistory
@@ -137,7 +137,7 @@ def near_overflow(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     close = [(site, x) for site, x in _largest_fp16(step.outputs) if np.log2(FP16.max / x) < run.limits.headroom_warn_bits]
     if close:
         site, largest = close[0]  # in the order of execution; the others are mostly those it is handed on to
-        also = f", and {counted(len(close) - 1, 'later module')}" if len(close) > 1 else ""
+        also = f", and {amount(len(close) - 1, 'later module')}" if len(close) > 1 else ""
         yield Observation(
             f"reaches {largest:,.0f} in fp16, {np.log2(FP16.max / largest):.1f} bits below the limit {FP16.max:,.0f}{also}", site,
             value=largest, limit=FP16.max, evidence={"passed_on": [name for name, _ in close[1:]]},

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...core.finding import Severity
-from ...core.numbers import counted, short
+from ...core.numbers import amount, short
 from ...core.step import Breach, SiteTable, StepRecord
 from ...diagnose.history import RunHistory
 from ...diagnose.signs import Signs
@@ -18,11 +18,11 @@ def breaches(step: StepRecord, kind: str) -> Iterator[Breach]:
     return (one for one in step.breaches if one.kind == kind)
 
 
-def named(breach: Breach, what: str = "tensor") -> str:
+def who(breach: Breach, what: str = "tensor") -> str:
     """`a.weight`, `a.bias` and 3 more (5 tensors, 1.2M elements)."""
     shown = ", ".join(f"`{name}`" for name in breach.names[:2])
     more = f" and {breach.count - 2} more" if breach.count > 2 else ""
-    size = f" ({counted(breach.count, what)}, {short(breach.elements)} elements)" if breach.elements else ""
+    size = f" ({amount(breach.count, what)}, {short(breach.elements)} elements)" if breach.elements else ""
     return f"{shown}{more}{size}"
 
 
@@ -42,12 +42,12 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
             if step.lr is not None and _has_gradient(step, run) and not Signs(run.evidence(())).learns:
                 yield Observation(
                     f"the learning rate, now {step.lr:g}, has been a thousandth of its highest, or less, for "
-                    f"{counted(one.steps, 'step')}, and was above that for {one.of}; the loss is where it was",
+                    f"{amount(one.steps, 'step')}, and was above that for {one.of}; the loss is where it was",
                     "optimizer.lr", severity=Severity.WARNING, value=float(one.steps), evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
             continue
         if "others" in one.traits:
-            reason = f"none of its parameters is one of the model's, and no optimizer holds {named(one)}"
+            reason = f"none of its parameters is one of the model's, and no optimizer holds {who(one)}"
         elif "cleared" in one.traits:
             reason = "its gradients were there and are exactly 0 when it steps, clipped to 0 or overwritten"
         elif "no_rate" in one.traits or step.lr == 0:
@@ -69,7 +69,7 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
             tail = 0.0 if "sudden" in one.traits else run.limits.still_tail * one.of
             steps, enough = one.steps, one.steps >= run.limits.still_again and one.steps > tail
         if enough:
-            did, since = counted(steps, "optimizer step"), f"; {counted(one.of, 'step')} before moved them" if later else ""
+            did, since = amount(steps, "optimizer step"), f"; {amount(one.of, 'step')} before moved them" if later else ""
             yield Observation(
                 f"{did} and at most 1 % of the weights changed at each: {reason}{since}" if "nearly" in one.traits
                 else f"{did} and every weight is bit for bit what it was: {reason}{since}",
@@ -95,7 +95,7 @@ def in_no_optimizer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for one in breaches(step, "unowned"):
         if one.of >= run.limits.unowned_steps:
             yield Observation(
-                f"{named(one)}: trainable, with a gradient at {counted(one.steps, 'look')}, in no optimizer, and never moved",
+                f"{who(one)}: trainable, with a gradient at {amount(one.steps, 'look')}, in no optimizer, and never moved",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -110,18 +110,18 @@ def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observatio
     for one in breaches(step, "frozen_moves"):
         if one.steps >= 2:
             yield Observation(
-                f"{named(one)}: requires_grad is False, and the optimizer still moves it",
+                f"{who(one)}: requires_grad is False, and the optimizer still moves it",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "frozen_statistics"):
         if one.steps >= 2:
             yield Observation(
-                f"{named(one)}: every weight of the stage is frozen, and its running statistics follow the batches (train mode)",
+                f"{who(one)}: every weight of the stage is frozen, and its running statistics follow the batches (train mode)",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "said_frozen"):
         yield Observation(
-            f"{named(one)}: was told to be frozen by an attribute that torch does not know, and is trained",
+            f"{who(one)}: was told to be frozen by an attribute that torch does not know, and is trained",
             one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
         )  # fmt: skip
 
@@ -168,7 +168,7 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
         if "unconnected" in one.traits:
             if one.steps >= run.limits.still_looks:
                 yield Observation(
-                    f"no parameter has had a gradient at {counted(one.steps, 'step')}: the loss does not depend on the model",
+                    f"no parameter has had a gradient at {amount(one.steps, 'step')}: the loss does not depend on the model",
                     "loss", severity=Severity.ERROR, value=float(one.steps), evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
             continue
@@ -179,7 +179,7 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
         needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
         if one.steps >= needed:
             yield Observation(
-                f"{named(one)}: no gradient in {counted(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
+                f"{who(one)}: no gradient in {amount(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
                 one.names[0], severity=_SEVERITIES.get(one.traits[0]), value=float(one.count), limit=needed,
                 evidence=evidence_of(one), where=one.where,
             )  # fmt: skip

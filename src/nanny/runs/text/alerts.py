@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.finding import Finding, Severity
-from ...core.numbers import counted, listed
+from ...core.numbers import amount, join_names
 from ...core.plain_json import finding_object
 from ...diagnose.verdict import severity_counts
 from ...show.findings import STYLES
@@ -61,7 +61,7 @@ def _blocks(findings: Sequence[Finding]) -> list[Line]:
 
 def _severities(found: Sequence[Finding]) -> str:
     counts = severity_counts(found)
-    return ", ".join(counted(counts[name], noun) for name, noun in (("error", "error"), ("warning", "warning"), ("info", "note")))
+    return ", ".join(amount(counts[name], noun) for name, noun in (("error", "error"), ("warning", "warning"), ("info", "note")))
 
 
 def _alert_row(finding: Finding) -> list[object]:
@@ -92,7 +92,7 @@ def finding_lines(finding: Finding, hint: bool = True) -> list[Line]:
         lines.append(Line(f"    fix: {finding.hint}", indent=9))
     passed_on = [str(site) for site in finding.evidence.get("passed_on", ())]
     if passed_on:
-        lines.append(Line(f"    passed on by {counted(len(passed_on), 'layer')}: {listed(passed_on)}", "quiet", 4))
+        lines.append(Line(f"    passed on by {amount(len(passed_on), 'layer')}: {join_names(passed_on)}", "quiet", 4))
     return lines
 
 

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import fields
 from typing import Any
 
-from ...core.numbers import counted, factor, short
+from ...core.numbers import amount, factor, short
 from ...show.tables import Answer, Column, Line, Table
 from ..compare import ComparedSeries, RunComparison
 from ..source import title_of
@@ -37,7 +37,7 @@ def comparison_lines(result: RunComparison) -> list[Line]:
 def comparison_verdict(result: RunComparison) -> Line:
     """The first place where they part."""
     if result.first is None:
-        text = f"The runs do NOT PART in {counted(result.steps, 'common step')}: all gaps stay within noise and rounding."
+        text = f"The runs do NOT PART in {amount(result.steps, 'common step')}: all gaps stay within noise and rounding."
         return Line(text, "good", 4)
     first = result.first
     word, style = ("PART FIRST at", "error") if result.for_good else ("PART FOR A WHILE, AND END TOGETHER, from", "warning")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.numbers import counted, listed, short
+from ...core.numbers import amount, join_names, short
 from ...core.plain_json import finding_object
 from ...core.step import Site
 from ...show.spark import sparkline
@@ -30,7 +30,7 @@ def layer_answer(layer: LayerHistory, limit: int | None) -> Answer:
     if not layer.kinds:
         lines.append(Line("an operation or another place that is not measured", indent=4))
     if layer.parameters:
-        lines.append(Line(f"its parameters: {listed(layer.parameters, 4)}", indent=4))
+        lines.append(Line(f"its parameters: {join_names(layer.parameters, 4)}", indent=4))
     for finding in layer.findings[:FINDINGS_SHOWN]:
         lines += [Line(""), *finding_lines(finding)]
     if len(layer.findings) > FINDINGS_SHOWN:
@@ -54,13 +54,13 @@ def layer_answer(layer: LayerHistory, limit: int | None) -> Answer:
 
 def _layer_curves(history: KindHistory) -> list[Line]:
     site = history.site
-    facts = [site.dtype, " x ".join(map(str, site.shape)), counted(len(history.steps), "step")]
+    facts = [site.dtype, " x ".join(map(str, site.shape)), amount(len(history.steps), "step")]
     lines = [Line(""), Line(f"{TITLES.get(site.kind, site.kind)} ({', '.join(fact for fact in facts if fact)})", "strong")]
     for title, values in history.curves.items():
         finite = values[np.isfinite(values)]
         bad = len(values) - len(finite)
         span = f"{short(float(finite.min()))} to {short(float(finite.max()))}" if len(finite) else "never finite"
-        text = f"  {title:<8} {span}" + (f", not finite at {counted(bad, 'step')}" if bad else "")
+        text = f"  {title:<8} {span}" + (f", not finite at {amount(bad, 'step')}" if bad else "")
         if title == "largest" and (room := _headroom(site, history.steps, values)):
             text += f", {room}"
         lines += [Line(text, "error" if bad else "", 11), Line(f"           {sparkline(values.tolist(), CURVE_WIDTH, log=True)}")]

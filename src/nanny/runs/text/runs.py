@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...core.numbers import counted, duration
+from ...core.numbers import amount, duration
 from ...show.tables import Answer, Column, Line, Table
 from ...store.damage import words_of
 from ...store.files import DEFAULT_FOLDER, store_name
@@ -33,7 +33,7 @@ _RUN_COLUMNS = (
 
 def runs_answer(found: RunList, db: str | None) -> Answer:
     newest = found.runs[-RUNS_SHOWN:]
-    lines = [Line(f"{counted(len(found.runs), 'run')} in {counted(found.files, 'file')}")]
+    lines = [Line(f"{amount(len(found.runs), 'run')} in {amount(found.files, 'file')}")]
     lines += [Line(note, "warning") for note in found.notes]
     if len(newest) < len(found.runs):
         lines.append(Line(f"the newest {RUNS_SHOWN}; {len(found.runs) - RUNS_SHOWN} older ones are in csv and json"))
@@ -49,7 +49,7 @@ def runs_answer(found: RunList, db: str | None) -> Answer:
 def verified_answer(found: Sequence[VerifiedRun]) -> Answer:
     damaged = [run for run in found if run.problem or run.lost]
     count = sum(run.run > 0 for run in found)
-    whole = f"{counted(count, 'run')}: " + ("all whole" if not damaged else "not all whole")
+    whole = f"{amount(count, 'run')}: " + ("all whole" if not damaged else "not all whole")
     columns = (Column("file", elastic=True), Column("run"), Column("state"))
     rows = [(run.file, run.run or "-", _state(run)) for run in found]
     return Answer(

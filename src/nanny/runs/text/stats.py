@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...core.formats import FP32
-from ...core.numbers import listed, short
+from ...core.numbers import join_names, short
 from ...show.tables import Answer, Column, Line, Table
 from ...store.packing import BITS, REDUCTION
 from ..source import title_of
@@ -62,7 +62,7 @@ def _stats_table(kind: str, rows: Sequence[SiteStats], most: int) -> Table:
 def _stats_left_out(rows: Sequence[SiteStats]) -> str:
     noted = [row.site.name for row in rows if row.note]
     if noted:
-        return f"layers, {len(noted)} of them with a note ({listed(noted, 2)})"
+        return f"layers, {len(noted)} of them with a note ({join_names(noted, 2)})"
     return f"layers, none of them unusual (largest magnitude {short(max((row.absmax for row in rows), default=0.0))})"
 
 

@@ -11,7 +11,7 @@ from ...core.command_line import examine_command
 from ...core.cost import cost_text
 from ...core.finding import Finding, Severity
 from ...core.formats import FP32, format_of
-from ...core.numbers import counted, duration, median, power_of_two, share, short, size
+from ...core.numbers import amount, duration, median, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
 from ...diagnose.trials import trial_in_words
@@ -19,7 +19,7 @@ from ...diagnose.verdict import Verdict, finding_of, severity_counts
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
-from ...show.translation import labelled
+from ...show.translation import with_label
 from ...store import reader
 from ..source import own_format, seconds_of, title_of
 from ..summary import CodeCount, Curves, RankState, Summary, curve_stats
@@ -66,7 +66,8 @@ def _ahead(summary: Summary, language: str) -> list[Line]:
     from ..wall import clearance_of
 
     return [
-        Line(f"    {labelled(heading, text, language)}", indent=4) for heading, text in outlooks(clearance_of(summary))[language]
+        Line(f"    {with_label(heading, text, language)}", indent=4)
+        for heading, text in outlooks(clearance_of(summary))[language]
     ]
 
 
@@ -100,16 +101,16 @@ def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
 def setup_text(setup: Setup) -> str:
     """`trains 6.9M of 7M parameters in 74 of 77 tensors, train mode, bf16 in 31 of 38 modules`."""
     part = f"{size(setup.trained_elements)} of {size(setup.elements)} parameters in {setup.trained} of {setup.tensors} tensors"
-    whole = f"all {size(setup.elements)} parameters in {counted(setup.tensors, 'tensor')}"
+    whole = f"all {size(setup.elements)} parameters in {amount(setup.tensors, 'tensor')}"
     seen = f"trains {whole if setup.trained == setup.tensors else part}"
     told = [seen if setup.trained else f"{size(setup.elements)} parameters, of which none was seen to train"]
     if setup.training is not None:
         told.append("train mode" if setup.training else "evaluation mode")
     if setup.modules and setup.low_modules:
-        told.append(f"{format_of(setup.low).name} in {setup.low_modules} of {counted(setup.modules, 'module')}")
+        told.append(f"{format_of(setup.low).name} in {setup.low_modules} of {amount(setup.modules, 'module')}")
     elif setup.modules:
         meant = f", though {format_of(setup.meant).name} was meant" if setup.meant else ""
-        told.append(f"full precision in all of {counted(setup.modules, 'module')}{meant}")
+        told.append(f"full precision in all of {amount(setup.modules, 'module')}{meant}")
     return ", ".join(told)
 
 
@@ -134,7 +135,7 @@ def _overview(state: RankState) -> list[Line]:
             lines += [_fact(title, _curve_text(*curves[name])), _curve_line(curves[name][1], log)]
     if "clip" in curves:
         steps, norms = curves["clip"]
-        text = f"to {short(float(norms[-1]))} at {counted(len(steps), 'step')}; the norms above are from before"
+        text = f"to {short(float(norms[-1]))} at {amount(len(steps), 'step')}; the norms above are from before"
         lines.append(_fact("clipped", text))
     lines += _scale_lines(curves)
     if cost := cost_text(run.meta):
@@ -145,7 +146,7 @@ def _overview(state: RankState) -> list[Line]:
         more = f" and {len(state.dumps) - 1} more" if len(state.dumps) > 1 else ""
         lines.append(_fact("dumps", f"nanny replay {state.dumps[0].path}{more}"))
     if run.dropped:
-        text = f"{counted(run.dropped, 'sample')} did not fit and were dropped: curves have gaps, findings have none"
+        text = f"{amount(run.dropped, 'sample')} did not fit and were dropped: curves have gaps, findings have none"
         lines.append(_fact("gaps", text, "warning"))
     return lines
 
@@ -166,7 +167,7 @@ def _curve_text(steps: np.ndarray, values: np.ndarray) -> str:
         high = int(np.nanargmax(np.where(finite, values, -np.inf)))
         text += f", from {short(float(values[low]))} (step {steps[low]}) to {short(float(values[high]))} (step {steps[high]})"
     if not finite.all():
-        text += f", not finite at {counted(int((~finite).sum()), 'step')} from {steps[int(np.argmin(finite))]} on"
+        text += f", not finite at {amount(int((~finite).sum()), 'step')} from {steps[int(np.argmin(finite))]} on"
     return text
 
 
@@ -181,7 +182,7 @@ def _scale_lines(curves: Curves) -> list[Line]:
         steps, values = curves["skipped"]
         skipped = steps[values > 0]
         last_one = f" ({share(len(skipped) / len(steps))}), the last at {skipped[-1]}" if len(skipped) else ""
-        out += [_fact("skipped", f"{counted(len(skipped), 'step')}{last_one}")]
+        out += [_fact("skipped", f"{amount(len(skipped), 'step')}{last_one}")]
     return out
 
 
@@ -209,7 +210,7 @@ def _rank_lines(summary: Summary) -> list[Line]:
     if culprit is not None and culprit.rank is not None and summary.on_record > 1:
         lines.append(_fact("", f"rank {culprit.rank} was the first"))
     if summary.apart.last_step is not None and not summary.apart.findings:
-        alike = f"{counted(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
+        alike = f"{amount(summary.apart.parameters, 'parameter')} alike on all ranks, bit by bit"
         lines.append(_fact("", f"{alike}, last compared at step {summary.apart.last_step}"))
     return lines
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
-from ...core.numbers import counted, listed, number, share, short, shortened
+from ...core.numbers import amount, join_names, number, share, short, shorten
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
@@ -104,9 +104,9 @@ def what_if_remarks(result: WhatIf, *, curves: bool = True) -> list[str]:
 
 def _reason(group: Sequence[Outcome], result: WhatIf) -> str:
     worst, many = group[0], len(group) > 1
-    what = counted(len(group), _NOUNS[worst.kind], _PLURALS.get(worst.kind, ""))
-    site = shortened(worst.site, MOST_NAME)
-    others = f"; also {listed([shortened(outcome.site, MOST_NAME) for outcome in group[1:]], 2)}" if many else ""
+    what = amount(len(group), _NOUNS[worst.kind], _PLURALS.get(worst.kind, ""))
+    site = shorten(worst.site, MOST_NAME)
+    others = f"; also {join_names([shorten(outcome.site, MOST_NAME) for outcome in group[1:]], 2)}" if many else ""
     reach = f"{site} reaches {short(worst.peak)} at step {worst.peak_step}"
     end = f"{_upper(result.target)} {'ends' if result.target.has_inf else 'saturates'} at {number(result.target.max)}"
     if worst.why == "overflows":
@@ -159,7 +159,7 @@ def _format_remarks(result: WhatIf) -> list[str]:
         )
     if result.own.bits < 32:
         low = result.own.torch_name
-        stay = f", {counted(result.spared, 'output')} that stayed in FP32 left out" if result.spared else ""
+        stay = f", {amount(result.spared, 'output')} that stayed in FP32 left out" if result.spared else ""
         out.append(f"the run was recorded in {low}{stay}; what {low} had already lost is not on record")
     elif target == FP16:
         out.append("autocast keeps some outputs in FP32 (norms, softmax and losses on CUDA): such a culprit is spared there")
