@@ -38,6 +38,24 @@ def test_a_union_of_families_is_a_family():
     assert "index_put_" in SCATTERS | {"mul"}
 
 
+CALLS = {"logit": torch.special.logit, "special_xlogy": torch.special.xlogy, "pow": lambda x: torch.pow(x, -1.0)}
+
+
+@pytest.mark.parametrize("name", sorted(ops.BROKEN_BY_ZERO))
+def test_a_zero_breaks_an_operation_in_the_argument_that_the_table_names_and_nowhere_else(name):
+    at, call = ops.BROKEN_BY_ZERO[name], CALLS.get(name, getattr(torch, name, None))
+    for zero in range({"addcdiv": 3, "xlogy": 2, "special_xlogy": 2}.get(name, at + 1)):
+        arguments = [torch.tensor([0.0 if i == zero else 0.5]) for i in range(max(at + 1, zero + 1))]
+        assert bool(torch.isfinite(call(*arguments))) is (zero != at), zero
+
+
+@pytest.mark.parametrize("name", sorted(ops.PROMOTING))
+def test_half_beside_float32_is_float32_where_the_table_says_so(name):
+    count = 3 if name.startswith("addc") else 2
+    half, *wide = torch.ones(1, dtype=torch.float16), *[torch.ones(1)] * (count - 1)
+    assert getattr(torch, name)(half, *wide).dtype == torch.float32
+
+
 def test_a_product_divides_by_nothing():
     assert "mul" not in SINGULAR_AT_ZERO
     assert "mul" not in DIVISIONS

@@ -51,7 +51,11 @@ ATTENTIONS = _family("""
 RECURRENT = _family("lstm gru rnn_tanh rnn_relu thnn_fused_lstm_cell thnn_fused_gru_cell mkldnn_rnn_layer cudnn_rnn miopen_rnn")
 NORMALISATIONS = _family("native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm fused_rms_norm rms_norm")
 BATCH_NORMS = _family("native_batch_norm cudnn_batch_norm miopen_batch_norm")
+BATCHED_MATMULS = _family("bmm baddbmm")  # of two activations: weights stand without a batch
 PRODUCTS = _family("mul pow square addcmul prod cumprod")
+SQUARES = _family("pow square")
+TWO_TERMS = _family("add sub")  # the second may be multiplied by `alpha`
+SCALINGS = _family("mul div")  # by a number: a power of two keeps every digit
 ADDITIONS = _family("add sub rsub lerp addcdiv index_add scatter_add")
 ADDITIVE = _family("add sub rsub sum mean cat stack")  # an error in goes out as it came in
 DIFFERENCES = _family("sub rsub")
@@ -59,6 +63,7 @@ SHIFTS = _words("add sub rsub mul div neg")  # by a number: what lies apart stay
 NORMS = _family("norm linalg_vector_norm linalg_matrix_norm cdist cdist_forward euclidean_dist pdist pdist_forward dist")
 SPREADS = _family("var var_mean std std_mean")  # a square of differences inside
 REDUCTIONS = NORMS | SPREADS | _family("sum nansum mean cumsum dot vdot logsumexp trace")
+PERIODIC = _family("sin cos")
 EXPONENTIALS = _family("exp exp2 expm1 sinh cosh")
 LOGARITHMS = _family("log log2 log10 log1p logit xlogy special_xlogy")
 ROOTS = _family("sqrt rsqrt")
@@ -67,8 +72,9 @@ DIVISORS = {  # which argument is divided by
     "reciprocal": 0, "rsqrt": 0,
 }  # fmt: skip
 DIVISIONS = OpFamily(DIVISORS)
-SOFTMAXES = _family("softmax log_softmax safe_softmax masked_softmax")
-PROBABILITIES = _family("sigmoid softmax safe_softmax masked_softmax")
+WEIGHTINGS = _family("softmax safe_softmax masked_softmax")  # what they give adds up to 1
+SOFTMAXES = WEIGHTINGS | {"log_softmax"}
+PROBABILITIES = WEIGHTINGS | {"sigmoid"}
 RELUS = _family("relu threshold")
 LOSS_OPS = _family("""
     mse_loss l1_loss smooth_l1_loss huber_loss nll_loss nll_loss_forward nll_loss_nd nll_loss2d nll_loss2d_forward
@@ -78,13 +84,17 @@ LOSS_OPS = _family("""
 
 # ---- what can go wrong in it ----
 
-SINGULAR_AT_ZERO = DIVISIONS | LOGARITHMS | {"pow"}  # no value, or no finite one, where their argument is 0
+# Operation -> the argument whose zeros have no value, or no finite one.
+BROKEN_BY_ZERO = {**dict.fromkeys(LOGARITHMS - {"log1p"}, 0), **DIVISORS, "xlogy": 1, "special_xlogy": 1, "pow": 0}
+SINGULAR_AT_ZERO = OpFamily(BROKEN_BY_ZERO)
 SINGULAR_AT_ONE = _family("log1p atanh")  # of size 1
 # NaN beyond a border that exact numbers never cross: roots of differences, angles of products.
 BOUNDED = _family("sqrt rsqrt pow acos asin acosh atanh")
 CALL_OTHERS = _family("trilinear linalg_pinv")  # kernels that call operations which autocast casts, and are not cast themselves
 OF_TOO_FEW = SPREADS | _family("mean")  # NaN for one number, or for none
-PARTIAL = SINGULAR_AT_ZERO | BOUNDED | OF_TOO_FEW | _family("ctc_loss")  # not all arguments have a finite result, in any format
+PARTIAL = (
+    SINGULAR_AT_ZERO | SINGULAR_AT_ONE | BOUNDED | OF_TOO_FEW | _family("ctc_loss")
+)  # not all arguments have a finite result, in any format
 # Forward is defined and the derivative is not; those that meet that point most often first.
 NO_SLOPE = (
     NORMS | _family("sqrt std acos asin acosh linalg_eigh linalg_svd"),
@@ -113,6 +123,7 @@ LOOKUPS = _family("embedding index index_select gather one_hot scatter")
 COUNT = _family("to_copy copy arange cumsum linspace embedding add mul sum index stack")
 # Random numbers that depend on nothing else. fp32 draws what bf16 and fp16 draw, before rounding; fp64 draws other numbers.
 DRAWS = _family("rand rand_like randn randn_like uniform normal exponential cauchy log_normal geometric")
+REPLACES = DRAWS | _family("copy fill zero set resize")  # not added to, but made anew
 CASTS = _family("to_copy to copy half")
 SAME_VALUE = _family("to_copy clone copy detach alias expand contiguous")
 JOINS = _family("cat stack")
@@ -187,6 +198,12 @@ LOSSES = _words("""
     triplet_margin_loss triplet_margin_with_distance_loss cosine_embedding_loss hinge_embedding_loss margin_ranking_loss
     poisson_nll_loss gaussian_nll_loss ctc_loss loss""")
 
+# of two tensors of a kind; the others compare with class numbers, or take more than a target
+PAIRWISE_LOSSES = _words("""
+    mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits poisson_nll_loss
+    soft_margin_loss multilabel_soft_margin_loss hinge_embedding_loss gaussian_nll_loss""")
+CLASS_LOSSES = _words("cross_entropy nll_loss ctc_loss multi_margin_loss multilabel_margin_loss")  # targets are class numbers
+
 SHAPE = _words("""
     view reshape transpose permute contiguous squeeze unsqueeze flatten unflatten expand expand_as repeat
     repeat_interleave chunk split unbind select narrow index_select gather t T mT movedim swapaxes swapdims roll flip
@@ -215,9 +232,11 @@ SAME_DTYPE = SHAPE | _words("""
     cross renorm trace index_add_ index_copy_ scatter_ scatter_add_ index_put_ masked_scatter_ copy_ trunc frac""")
 
 # Operations whose result depends on the dtypes of several operands; all others follow their first.
-SEVERAL_OPERANDS = _words("""
-    add sub mul div pow maximum minimum fmod remainder floor_divide matmul bmm mm einsum baddbmm addmm addbmm dot mv tensordot
-    kron lerp cat stack hstack vstack addcmul addcdiv atan2 outer ger cross logaddexp xlogy rsub dist cdist linear conv1d
+PROMOTING = _words("""
+    add sub mul div pow maximum minimum fmod remainder floor_divide atan2 outer ger logaddexp xlogy rsub addcmul addcdiv kron
+    dist""")  # half beside float32 is float32; in place it stays half
+SEVERAL_OPERANDS = PROMOTING | _words("""
+    matmul bmm mm einsum baddbmm addmm addbmm dot mv tensordot lerp cat stack hstack vstack cross cdist linear conv1d
     conv2d conv3d
     mse_loss l1_loss smooth_l1_loss huber_loss kl_div binary_cross_entropy binary_cross_entropy_with_logits bilinear
     cosine_similarity pairwise_distance polar scaled_dot_product_attention max min meshgrid""")
@@ -225,8 +244,11 @@ SEVERAL_OPERANDS = _words("""
 # What the checker asks of functions; `phi`, `moved`, `getitem` are its own words for joins, copies and items.
 ARITHMETIC = _words("add sub mul div pow neg floor_divide remainder phi")
 LOG_FUNCTIONS = ("log", "log2", "log10")
+RANGE_FUNCTIONS = ("arange", "range", "linspace")
 COUNTING_FUNCTIONS = _words("arange range randint argmax argsort nonzero randperm cumsum multinomial bincount")
 SUM_FUNCTIONS = ("sum", "cumsum", "mean", "prod", "cumprod", "nansum", "norm", "linalg.vector_norm", "logcumsumexp", "nanmean")
+RUNNING_SUMS = ("cumsum", "cumprod", "logcumsumexp")
+PLAIN_SUMS = ("sum", "mean", "nansum")
 MAX_FUNCTIONS = ("max", "amax", "logsumexp", "maximum", "cummax")
 BOUNDING_FUNCTIONS = _words("clamp clamp_max clamp_ log_softmax logsigmoid tanh sigmoid minimum softmax")
 FFT_FUNCTIONS = frozenset(
@@ -239,6 +261,14 @@ NONLINEAR_FUNCTIONS = _words("""
 ACCUMULATING_FUNCTIONS = _words("add sub mul div lerp add_ sub_ mul_ div_ lerp_ getitem view detach phi moved cuda")
 FORMULA_FUNCTIONS = _words("pow square abs neg sqrt exp mul div sub add mean std var sum norm")  # to be run in float32 as one
 CREATING_FUNCTIONS = ("zeros", "ones", "empty", "full", "tensor")
+LIKE_FUNCTIONS = _words("zeros_like ones_like full_like empty_like rand_like randn_like")
+WRITTEN_NUMBERS = _words("tensor as_tensor full")  # of what the code writes down
+FILLING_FUNCTIONS = _words("masked_fill masked_fill_ full full_like fill_ new_full where")
+PICKING_FUNCTIONS = _words("max min sort topk median")  # along a dimension they give values and indices
+WRITING_FUNCTIONS = {  # by index -> the argument that is written
+    "index_add_": 3, "index_copy_": 3, "scatter_": 3, "scatter_add_": 3, "index_put_": 2, "masked_scatter_": 2,
+    "index_add": 3, "index_copy": 3, "masked_scatter": 2, "scatter": 3,
+}  # fmt: skip
 SAME_VALUES = SHAPE | {"getitem", "view"}
 
 TO_BOOL = _words("isnan isinf isfinite eq ne lt le gt ge logical_and logical_or logical_not any all isclose allclose equal")

@@ -22,6 +22,7 @@ from ..core.formats import FP16
 from ..core.ops import (
     ADDITIONS,
     ATTENTIONS,
+    BATCHED_MATMULS,
     BOUNDED,
     CASTS,
     EXPONENTIALS,
@@ -35,6 +36,8 @@ from ..core.ops import (
     PRODUCTS,
     RECURRENT,
     REDUCTIONS,
+    ROOTS,
+    SINGULAR_AT_ONE,
     SINGULAR_AT_ZERO,
     SOFTMAXES,
 )
@@ -233,13 +236,13 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         return "loss_computed_in_fp16"  # the criterion squares
     if at.op in PRODUCTS and not at.nan:
         return "activation_overflow_fp16" if in_module and signs.layers_in(at.culprit) else "product_overflow_fp16"
-    if at.op in ("bmm", "baddbmm") and signs.attends(at):
+    if at.op in BATCHED_MATMULS and signs.attends(at):
         return "attention_logit_overflow_fp16"
     if at.op in _WEIGHTED_SUMS:
         return "activation_overflow_fp16" if not at.nan or at.dtype == "float16" else ""
     if at.op in BOUNDED and at.nan and at.in_reference is False:
         return "catastrophic_cancellation"
-    if at.op in SINGULAR_AT_ZERO | {"sqrt", "atanh"} and at.in_reference is False:
+    if at.op in SINGULAR_AT_ZERO | SINGULAR_AT_ONE | ROOTS and at.in_reference is False:
         return "eps_underflow_fp16" if "float16" in (at.dtype, signs.amp_dtype) else ""
     if not at.op and at.dtype == "float16" and not at.nan:
         return "activation_overflow_fp16" if at.inputs.get("absmax", 0.0) < FP16.overflow_at else "input_out_of_range_fp16"

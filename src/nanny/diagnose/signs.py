@@ -20,7 +20,7 @@ from ..core.finding import NannyError
 from ..core.formats import FP16, format_of
 from ..core.limits import Limits
 from ..core.numbers import median
-from ..core.ops import LOGARITHMS
+from ..core.ops import LOGARITHMS, WEIGHTINGS
 from ..core.step import Autopsy, Growth, StepRecord
 from .evidence import Evidence, RunFacts
 from .knowledge import current_name
@@ -237,7 +237,7 @@ class Signs:
         """A product of two activations whose result a softmax turns into weights."""
         for exam in self.evidence.examinations:
             if exam.step == at.step:
-                later = [h for h in exam.hazards if h.order > at.order and h.op.lstrip("_") in ("softmax", "safe_softmax")]
+                later = [h for h in exam.hazards if h.order > at.order and h.op in WEIGHTINGS]
                 return bool(later) or at.order < 0
         return False
 

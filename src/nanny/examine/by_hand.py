@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..core.ops import JOINS, REDUCTIONS, SAME_VALUE, bare_op
+from ..core.ops import JOINS, REDUCTIONS, SAME_VALUE, SCALINGS, SQUARES, TWO_TERMS, bare_op
 from ..watch.places import Spot
 from ..watch.storages import StorageMap
 from ..watch.tensors import has_storage, tensors_in
@@ -17,7 +17,7 @@ from .tags import Ledger
 
 _SAME_NUMBER = 1e-3
 _SMALL = 1e-3  # an eps, or the 0 with which a sum begins
-_SIZES = REDUCTIONS | JOINS | {"abs", "sqrt", "pow", "square"}  # what is as many times as large as they are, or its power
+_SIZES = REDUCTIONS | JOINS | SQUARES | {"abs", "sqrt"}  # what is as many times as large as they are, or its power
 
 
 class ScaledGradients:
@@ -56,20 +56,20 @@ class ScaledGradients:
         if not any(factors) or not isinstance(op.out, Tensor):
             return
         name, factor, out = bare_op(op.name), max(factors), op.out
-        if name in ("add", "sub") and len(args) == 2 and not factors[0] and self._is_weight(args[0]):
+        if name in TWO_TERMS and len(args) == 2 and not factors[0] and self._is_weight(args[0]):
             if any(t is args[0] for t in op.written):
                 self._note(args[0], args[1], float(op.kwargs.get("alpha", 1)) * (1 if name == "sub" else -1), factor, spot)
         elif name == "mul" and len(args) == 2 and all(factors):
             self._scaled.put(out, factors[0] * factors[1])
-        elif name in ("mul", "div"):
+        elif name in SCALINGS:
             other = next((n for a in op.args[:2] if (n := self._plain_number(a)) is not None), 1.0)
             divisor = other if name == "div" else 1 / other if other else 0.0
             self._scaled.put(out, 0.0 if abs(divisor / factor - 1) < _SAME_NUMBER else factor)
         elif name in SAME_VALUE | {"neg"}:
             self._scaled.put(out, factor)
-        elif name in ("add", "sub") and self._meets_another(op, factors) and any(a.requires_grad for a in args):
+        elif name in TWO_TERMS and self._meets_another(op, factors) and any(a.requires_grad for a in args):
             self._penalty = self._penalty or (self._last, spot)  # differentiated once more
-        elif name in _SIZES | {"add", "sub"}:
+        elif name in _SIZES | TWO_TERMS:
             exponent = {"pow": 2.0, "square": 2.0, "sqrt": 0.5}.get(name, 1.0)
             self._scaled.put(out, factor**exponent)
 

@@ -30,13 +30,16 @@ from ..core.ops import (
     LOSS_OPS,
     MATMULS,
     MOVES,
+    PERIODIC,
     PRODUCTS,
     PROTECT,
     REDUCTIONS,
     ROOTS,
     SAME_VALUE,
+    SCALINGS,
     SCATTERS,
     SHIFTS,
+    TWO_TERMS,
     UNWRITTEN,
     bare_op,
 )
@@ -70,11 +73,10 @@ from .stored import coarse_angle, coarse_series, mark_unexplained, stored_since
 from .tags import Ledger, Tag, TaggedOp
 
 _MANY_NUMBERS = 4  # as many different ones are ids, not a mark or two
-_ADDITIONS = ("add", "sub")
 _ADD_PRODUCTS = REDUCTIONS | PRODUCTS | MATMULS
 _KEEPS_ZEROS = SAME_VALUE | MOVES | ROOTS
 _KEEPS_SPACING = SAME_VALUE | MOVES | SHIFTS
-_CARRIES_ADDENDS = SAME_VALUE | {*_ADDITIONS}
+_CARRIES_ADDENDS = SAME_VALUE | TWO_TERMS
 _Line = tuple[str, Any, int, str]
 
 
@@ -107,7 +109,7 @@ class Follower:
             return
         line = self._line(spot, name)
         step = TaggedOp(op, name, spot, inputs, tags, overwritten, self._lines[line] + 1, self._last_at.get(line, -1))
-        if name in _ADDITIONS and spot.place.phase != "backward":  # micro-batches run the same line again, and begin anew
+        if name in TWO_TERMS and spot.place.phase != "backward":  # micro-batches run the same line again, and begin anew
             step.repeats = self._chains.get(line, 0) + 1 if step.continues else 1
             self._chains[line] = step.repeats
         if step.written:
@@ -227,7 +229,7 @@ class Follower:
         if step.spot.place.phase == "backward" or step.name not in _CARRIES_ADDENDS:
             return None
         before = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
-        here = find_absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in _ADDITIONS else None
+        here = find_absorbed(self._ledger, step, real) if real.dtype in LOW and step.name in TWO_TERMS else None
         return before or here
 
     def _blame(
@@ -305,7 +307,7 @@ class Follower:
         self, step: TaggedOp, real: Tensor, twin: Tensor, level: ErrorLevel, graded: float, behind: Suspect | None
     ) -> Suspect:
         suspect = self._ledger.suspect(step, "error")
-        if step.name in _ADDITIONS:
+        if step.name in TWO_TERMS:
             self._sums[self._line(step.spot, step.name)] = suspect
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
         suspect.root = behind or missing or zeros_behind(self._ledger, step)
@@ -313,7 +315,7 @@ class Follower:
         seeded = torch.Tag.nondeterministic_seeded in step.op.func.tags
         numbers = flush_numbers(real, twin)
         numbers |= {"bias": b} if (b := bias_of(real, twin)) is not None else {}
-        if step.name in ("sin", "cos") and step.inputs:
+        if step.name in PERIODIC and step.inputs:
             suspect.wide_angle = step.inputs[0].dtype not in LOW
             # not the median: of frequencies that span decades only the fast ones turn far enough to go wrong
             numbers["phase_error"] = rms_of(step.inputs[0].double() - self._ledger.twin_of(step.inputs[0]).double())
@@ -330,7 +332,7 @@ class Follower:
             reference_rms=rms_of(twin),
             own=None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
             operands=self._ledger.named_operands(step),
-            residual=step.name in _ADDITIONS and self._is_residual(step),
+            residual=step.name in TWO_TERMS and self._is_residual(step),
             numbers=numbers,
         )
 
@@ -504,7 +506,7 @@ def stored_spacing(ledger: Ledger, step: TaggedOp) -> float:
     if any(t.numel() > 1 and t.is_floating_point() for t in step.inputs[1:]) or id(source) in step.written:
         return 0.0
     spacing = ledger.spacing(source)
-    if step.name in ("mul", "div") and step.scalars and step.scalars[0]:
+    if step.name in SCALINGS and step.scalars and step.scalars[0]:
         return spacing * abs(step.scalars[0] if step.name == "mul" else 1 / step.scalars[0])
     return spacing
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
-from ..core.ops import CONSTANTS, DIVISIONS, MATMULS, PARTIAL, SINGULAR_AT_ONE, SINGULAR_AT_ZERO, SOFTMAXES
+from ..core.ops import BROKEN_BY_ZERO, CONSTANTS, MATMULS, PARTIAL, SINGULAR_AT_ONE, SINGULAR_AT_ZERO, SOFTMAXES
 from ..watch.places import Spot
-from ..watch.tensors import short_dtype
+from ..watch.tensors import short_dtype, tensors_in
 from .measure import Extent, exponents_beside, extent, rms_of
 from .records import Operand, Suspect
 from .stored import fell_together
@@ -102,9 +102,9 @@ def _root(ledger: Ledger, step: TaggedOp, value: Tensor) -> Suspect | None:
 
 def arguments_that_break(step: TaggedOp) -> list[Tensor]:
     """Those whose zeros an operation cannot bear: of a quotient the divisor, whatever is divided."""
-    if step.name not in SINGULAR_AT_ZERO:
-        return []
-    return step.inputs[-1:] if step.name in DIVISIONS else step.inputs
+    at = BROKEN_BY_ZERO.get(step.name)
+    there = {id(t) for t in tensors_in(step.op.args[at : at + 1])} if at is not None else set()
+    return [t for t in step.inputs if id(t) in there]
 
 
 def _breaks_at(edge: float, step: TaggedOp, tensor: Tensor, value: Tensor) -> bool:

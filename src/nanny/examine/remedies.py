@@ -32,7 +32,20 @@ from torch import Tensor
 
 from ..core.examination import Place, Trial
 from ..core.formats import format_of
-from ..core.ops import ATTENTIONS, CASTS, DIVISIONS, DIVISORS, LOGARITHMS, MATMULS, PROBABILITIES, RECURRENT, SAME_VALUE, bare_op
+from ..core.ops import (
+    ATTENTIONS,
+    BROKEN_BY_ZERO,
+    CASTS,
+    DIVISIONS,
+    FACTORS,
+    LOGARITHMS,
+    MATMULS,
+    PROBABILITIES,
+    RECURRENT,
+    SAME_VALUE,
+    SCALINGS,
+    bare_op,
+)
 from ..watch.op_stream import Op, join_beside, leave
 from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of, whole_storage
@@ -174,7 +187,7 @@ class Lane(Twins):
                 self._owed.put(real, owed)
             return out
         other = next((a for a in op.args[1:2] if not isinstance(a, Tensor) or (a.numel() == 1 and not a.requires_grad)), None)
-        if name not in ("mul", "div") or other is None or op.written:
+        if name not in SCALINGS or other is None or op.written:
             raise _NotFollowed("what comes next is no division by a number")
         divisor = 1 / float(other) if name == "mul" else float(other)
         self.value = self.value or divisor
@@ -196,7 +209,7 @@ def _wider(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
 def _scaled_first(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
     """The first factor is made smaller by a power of two, which rounds nothing; the division that follows owes the rest."""
     out = seen.out
-    if bare_op(seen.name) not in ("mm", "bmm", "matmul") or not isinstance(out, Tensor) or out.dtype not in LOW:
+    if FACTORS.get(bare_op(seen.name)) != (0, 1) or not isinstance(out, Tensor) or out.dtype not in LOW:
         return None
     reaches = max((extent(t).absmax for t in tensors_in(seen.twin_out)), default=math.inf)
     if not 0 < reaches < math.inf:
@@ -209,9 +222,9 @@ def _scaled_first(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
 
 def _larger_eps(lane: Lane, op: Op, seen: Operation, made_by: Makers) -> Any:
     name = bare_op(seen.name)
-    if name not in DIVISIONS | LOGARITHMS or not isinstance(seen.out, Tensor):
+    at = BROKEN_BY_ZERO.get(name) if name in DIVISIONS | LOGARITHMS else None
+    if at is None or not isinstance(seen.out, Tensor):
         return None
-    at = DIVISORS.get(name, 0)
     zero = op.args[at] if len(op.args) > at else None
     if not isinstance(zero, Tensor) or not has_storage(zero) or not zero.is_floating_point() or op.written:
         return None

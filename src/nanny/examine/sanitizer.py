@@ -51,7 +51,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from ..core.examination import Examination, Place, Trial
 from ..core.formats import format_of
 from ..core.limits import Limits
-from ..core.ops import bare_op
+from ..core.ops import SCALINGS, bare_op
 from ..watch.aside import ModuleHooks
 from ..watch.float_traps import Untrapped
 from ..watch.memory import MemoryBudget
@@ -380,7 +380,7 @@ class Sanitizer:
             self._note_loss(op)
         elif op.name == "_amp_foreach_non_finite_check_and_unscale_":
             self._unscaled = True
-        elif spot.place.phase == "loop" and bare_op(op.name) in ("mul", "div"):
+        elif spot.place.phase == "loop" and op.name in SCALINGS:
             self._note_division(op)
         if op.name == "mul" and isinstance(op.out, Tensor) and op.out.numel() == 1 and spot.place.phase == "loop":
             self._note_factor(op)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..core.ops import bare_op
+from ..core.ops import REPLACES, TWO_TERMS, bare_op
 from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of
 from ..watch.tensors import has_storage, short_dtype
@@ -16,7 +16,6 @@ from ..watch.twins import Operation
 from .measure import scalars_in
 from .records import Operand, Suspect
 
-_REPLACES = frozenset(["copy", "fill", "zero", "set", "uniform", "normal", "resize"])  # not added to, but made anew
 _MOST_BYTES = 1 << 29
 
 
@@ -79,7 +78,7 @@ class States:
             if state.spot is None:
                 state.spot, state.order = spot, order
             known = towards.find(other) if isinstance(other, Tensor) and has_storage(other) else None
-            if name in ("add", "sub") and known is not None and key_of(tensor) in known[0]:
+            if name in TWO_TERMS and known is not None and key_of(tensor) in known[0]:
                 state.factors.append(1 - abs(known[1] * float(op.kwargs.get("alpha", 1))))
                 state.is_average = True
             scalars = scalars_in(op.args, op.kwargs)
@@ -102,7 +101,7 @@ class States:
         """States that stood still while their twins moved, and factors that did nothing."""
         out = []
         for state in self._held.values():
-            if state.spot is None or not state.ops or any(name in _REPLACES for name in state.ops):
+            if state.spot is None or not state.ops or any(name in REPLACES for name in state.ops):
                 continue
             meant = twin_of(state.alias).double() - state.before.double()
             moved = state.alias.double() - state.before.double()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.formats import format_of
-from ..core.ops import DIFFERENCES, JOINS, MOVES, SAME_VALUE, SINGULAR_AT_ONE
+from ..core.ops import DIFFERENCES, JOINS, MOVES, PERIODIC, SAME_VALUE, SINGULAR_AT_ONE
 from ..watch.tensors import has_storage, short_dtype
 from .measure import extent
 from .tags import Ledger, Stored, TaggedOp
@@ -79,7 +79,7 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
 
 def coarse_angle(ledger: Ledger, step: TaggedOp) -> None:
     """Sine or cosine of numbers whose neighbours in the format are too far apart."""
-    known = stored_in(ledger, step.inputs[0]) if step.name in ("sin", "cos") and step.inputs else None
+    known = stored_in(ledger, step.inputs[0]) if step.name in PERIODIC and step.inputs else None
     if known is None or any(values is known.values for values, _ in ledger.coarse):
         return
     spacing = float(_spacings(known.values, known.dtype).max())

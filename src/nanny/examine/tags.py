@@ -13,7 +13,7 @@ from torch import Tensor
 from ..core.examination import Place
 from ..core.formats import format_of
 from ..core.limits import Limits
-from ..core.ops import SAME_VALUE
+from ..core.ops import DIFFERENCES, SAME_VALUE, SCALINGS
 from ..watch.places import Spot, running_derivative
 from ..watch.storages import Buffers, StorageMap, key_of
 from ..watch.tensors import LOW, has_storage, short_dtype
@@ -22,6 +22,7 @@ from .measure import ErrorLevel, extent, operand_numbers, scalars_in
 from .records import Operand, Suspect
 
 _ANCESTORS = 48
+_MOVE_AN_AVERAGE = DIFFERENCES | SCALINGS
 _MOST_SUSPECTS = 4096
 
 
@@ -208,15 +209,15 @@ class Ledger:
 
     def note_difference(self, op: Operation, name: str) -> None:
         """What an average moves by: a difference from what it is, times a number."""
-        if name not in ("sub", "rsub", "mul", "div") or len(op.args) < 2:
+        if name not in _MOVE_AN_AVERAGE or len(op.args) < 2:
             return
         for first, second, out in _each(op.args[0], op.args[1], op.out):
             if not all(isinstance(t, Tensor) and has_storage(t) for t in (first, out)):
                 continue
             known = self.towards.find(first)
-            if name in ("sub", "rsub") and isinstance(second, Tensor) and has_storage(second):
+            if name in DIFFERENCES and isinstance(second, Tensor) and has_storage(second):
                 self.towards.put(out, (frozenset((key_of(first), key_of(second))), 1.0))
-            elif name in ("mul", "div") and known is not None and isinstance(second, (int, float)) and second:
+            elif name in SCALINGS and known is not None and isinstance(second, (int, float)) and second:
                 self.towards.put(out, (known[0], known[1] * (second if name == "mul" else 1 / second)))
 
     def note_decay(self, op: Operation, name: str) -> None:

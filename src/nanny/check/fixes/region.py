@@ -7,16 +7,12 @@ from collections.abc import Iterator
 import libcst as cst
 
 from ...core.finding import Finding
+from ...core.ops import LAYERS, PAIRWISE_LOSSES
 from ..fixers import Change, fixer
 from ..interpreter.regions import NO_GRAD
 from ..tree import Edit, Tree, argument, dotted_name, method
 
 _SIGMOIDS = ("torch.sigmoid", "torch.nn.functional.sigmoid", "torch.special.expit")
-_PAIRWISE = frozenset(
-    ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "binary_cross_entropy_with_logits", "poisson_nll_loss",
-     "MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "KLDivLoss", "BCEWithLogitsLoss", "PoissonNLLLoss", "soft_margin_loss",
-     "SoftMarginLoss", "binary_cross_entropy", "BCELoss")
-)  # fmt: skip
 _BCE, _BCE_LOSS = "torch.nn.functional.binary_cross_entropy", "torch.nn.BCELoss"
 
 
@@ -43,7 +39,7 @@ def _has_half_target(tree: Tree, loss: cst.Call) -> bool:
     for assign in tree.all(cst.Assign) if not name else ():
         if any(dotted_name(t.target) == dotted_name(loss.func) for t in assign.targets) and isinstance(assign.value, cst.Call):
             name = tree.path(assign.value.func).rpartition(".")[2]
-    return name in _PAIRWISE
+    return LAYERS.get(name, name) in PAIRWISE_LOSSES
 
 
 def _into_block(tree: Tree, call: cst.Call) -> list[Edit]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from ...core.ops import ARITHMETIC, CREATES, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
+from ...core.ops import ARITHMETIC, CREATES, LIKE_FUNCTIONS, SAME_DTYPE, SEVERAL_OPERANDS, TO_BOOL, TO_INT, autocast_list
 from .trace import Frame
 from .values import HALF, UNKNOWN, Value, widest
 
@@ -71,17 +71,7 @@ def result_dtype(
         if default is not None and default.const in HALF:
             return default.const, f"set_default_dtype at line {default.line}", None
         return "fp32", f"{op} without dtype", None
-    if op in (
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "empty_like",
-        "rand_like",
-        "randn_like",
-        "masked_fill",
-        "clamp",
-        "getitem",
-    ) or op.endswith("_"):
+    if op in LIKE_FUNCTIONS or op in ("masked_fill", "clamp", "getitem") or op.endswith("_"):
         first = args[0] if args else UNKNOWN
         return first.dtype, first.why, first
     if op in ("where",):

@@ -67,7 +67,7 @@ def binary(frame: Frame, node: ast.AST, op: ast.operator, left: Value, right: Va
     if isinstance(op, ast.Add) and left.kind in ("list", "tuple") and left.kind == right.kind:
         return replace(left, inputs=left.inputs + right.inputs)
     name = _BINARY.get(type(op), "bitop")
-    if in_place and name in ("add", "sub", "mul", "div") and left.kind == "tensor":
+    if in_place and name != "matmul" and left.kind == "tensor":
         out = replace(left, op=name, inputs=(left, right), node=node, tags=left.tags | (right.tags & {"scaled"}))
     elif "tensor" in (left.kind, right.kind) or name == "matmul":
         out = result(frame, name, node, (left, right), {})

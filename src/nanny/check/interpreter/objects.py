@@ -8,7 +8,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
-from ...core.ops import ALIASES, DTYPES, IN_PLACE, NEEDS_FLOAT, NORM_LAYERS, SAME_DTYPE, TENSOR_TYPES, TO_BOOL, TO_INT
+from ...core.ops import (
+    ALIASES,
+    DTYPES,
+    IN_PLACE,
+    NEEDS_FLOAT,
+    NORM_LAYERS,
+    PICKING_FUNCTIONS,
+    SAME_DTYPE,
+    TENSOR_TYPES,
+    TO_BOOL,
+    TO_INT,
+)
 from .dtypes import on_device, result
 from .regions import Region, framework_dtype
 from .source import OwnClass
@@ -360,7 +371,7 @@ def tensor_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
         return Value("", op=f"call:{name}", inputs=inputs, thing=Thing(""), tags=base.tags & {"scaled", "grad"})
     op = ALIASES.get(name, name)
     out = result(frame, op, node, (base, *args), kwargs)
-    if name in ("max", "min", "sort", "topk", "median") and (args or "dim" in kwargs):
+    if name in PICKING_FUNCTIONS and (args or "dim" in kwargs):
         out = replace(out, ref="values_and_indices")
     frame.emit(op, node, (base, *args), kwargs, out)
     return out

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import BF16, FP16, Format
-from ...core.ops import SAME_VALUES, SHAPE
+from ...core.ops import FILLING_FUNCTIONS, LOG_FUNCTIONS, RANGE_FUNCTIONS, SAME_VALUES, SHAPE, WRITTEN_NUMBERS
 from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors, constant
@@ -52,7 +52,7 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     kind = _FORMATS[tensor.dtype]
     if not kind.overflow_at <= abs(number.const) < float("inf"):
         return
-    raises = event.op in ("masked_fill", "masked_fill_", "full", "full_like", "fill_", "new_full", "where")
+    raises = event.op in FILLING_FUNCTIONS
     yield Hit(
         event.node,
         f"{number.const:.4g} does not fit {tensor.dtype} (largest {kind.max:.5g}): {tensor.why}",
@@ -145,8 +145,7 @@ def _feeds_log(event: Event, view: FileView) -> bool:
     first = event.arg(0) if event.arg(0).kind == "tensor" else event.arg(1)
     if not any(v.op in ("sigmoid", "softmax") for v in _steps(first)):
         return False
-    logs = ("log", "log2", "log10")
-    return id(event.out) in view.once("steps_to_log", lambda: {id(v) for e in view.of(*logs) for v in _steps(e.arg(0))})
+    return id(event.out) in view.once("steps_to_log", lambda: {id(v) for e in view.of(*LOG_FUNCTIONS) for v in _steps(e.arg(0))})
 
 
 def _steps(value: Value) -> Iterator[Value]:
@@ -159,7 +158,7 @@ def _steps(value: Value) -> Iterator[Value]:
         current = nexts[0]
 
 
-_COUNTING = ("arange", "range", "cast", "linspace", "einsum", "matmul", "outer", "tensor", "as_tensor", "div")
+_COUNTING = (*RANGE_FUNCTIONS, "cast", "einsum", "matmul", "outer", "tensor", "as_tensor", "div")
 _INDEX = {"embedding": (0, "input"), "one_hot": (0, "tensor"), "gather": (2, "index"), "index_select": (2, "index")}
 
 
@@ -191,7 +190,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     if kind not in HALF or not event.out.sure:
         return
     limit = 256 if kind == "bf16" else 2048
-    if event.op in ("arange", "range", "linspace"):
+    if event.op in RANGE_FUNCTIONS:
         counted: Value | None = event.out
     elif event.op in ("tensor", "as_tensor"):
         counted = event.out if _is_clock(event.out) or _has_inexact_integers(event.arg(0), _FORMATS.get(kind)) else None
@@ -217,7 +216,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
 def _half_index(event: Event) -> Iterator[Hit]:
     """Ids that were cast together with the rest of a batch: a lookup takes whole numbers only."""
     index = event.arg(*_INDEX[event.op])
-    made = _source(index, _MOVES)
+    made = _source(index, SAME_VALUES)
     if index.dtype not in HALF or made.op != "cast" or made.node is None:
         return
     cast = node_link(made.node, event.file, f"the ids are cast to {index.dtype}")
@@ -236,7 +235,7 @@ _RANGES = frozenset(2**bits - off for bits in (16, 24, 31, 32) for off in (0, 1)
 
 def _beyond_the_range(event: Event) -> Iterator[Hit]:
     """`depth.half() / 65535`: what is divided by its largest number was cast to a format that does not reach it."""
-    scaled, most = _source(event.arg(0), _MOVES), event.arg(1)
+    scaled, most = _source(event.arg(0), SAME_VALUES), event.arg(1)
     kind = _FORMATS.get(scaled.dtype)
     if kind is None or scaled.op != "cast" or scaled.node is None or scaled.inputs[0].is_half or not scaled.sure:
         return
@@ -319,7 +318,7 @@ def _is_clock(value: Value) -> bool:
 
 def _is_listed(value: Value) -> bool:
     """Whether a value is a tensor of whole numbers that the code writes down."""
-    return value.dtype == "int" and any(v.op in ("tensor", "as_tensor", "full") for v in origins_of(value))
+    return value.dtype == "int" and any(v.op in WRITTEN_NUMBERS for v in origins_of(value))
 
 
 def _has_inexact_integers(content: Value, kind: Format | None) -> bool:
@@ -333,7 +332,7 @@ def _has_inexact_integers(content: Value, kind: Format | None) -> bool:
 def _largest(value: Value) -> float | None:
     """The largest number an arange or linspace can hold, if the code says."""
     for made in ancestors(value, 20):
-        if made.op in ("arange", "range", "linspace"):
+        if made.op in RANGE_FUNCTIONS:
             numbers = [v for v in made.inputs if v.kind == "const" or v.is_number]
             bound = made.inputs[0] if len(made.inputs) == 1 else (made.inputs[1] if len(made.inputs) > 1 else None)
             if bound is not None and bound.is_number and numbers:
@@ -342,7 +341,7 @@ def _largest(value: Value) -> float | None:
         if made.op == "randint" and len(made.inputs) > 1:
             bound = made.inputs[1] if made.inputs[1].is_number else made.inputs[0]
             return float(bound.const) if bound.is_number else None
-        if made.op in ("tensor", "as_tensor", "full") and made.inputs:
+        if made.op in WRITTEN_NUMBERS and made.inputs:
             content = made.inputs[1 if made.op == "full" and len(made.inputs) > 1 else 0]
             numbers = [v for v in (content.inputs if content.kind in ("list", "tuple") else (content,)) if v.is_number]
             return float(max(v.const for v in numbers)) if numbers else None
@@ -381,10 +380,7 @@ def _is_made_before(event: Event, view: FileView) -> bool:
     return bool(event.at.guards) and (is_alike or is_same)
 
 
-_MOVES = SHAPE | {"getitem", "view"}
-
-
-def _source(value: Value, moves: frozenset[str] = _MOVES | {"cast"}) -> Value:
+def _source(value: Value, moves: frozenset[str] = SAME_VALUES | {"cast"}) -> Value:
     """What a value is but for its shape, place and dtype."""
     for _ in range(6):
         if value.op in moves and value.inputs:

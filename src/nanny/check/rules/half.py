@@ -14,7 +14,7 @@ from ...core.ops import (
     LOSSES,
     NONLINEAR_FUNCTIONS,
     NORM_LAYERS,
-    SHAPE,
+    SAME_VALUES,
 )
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace
@@ -125,7 +125,7 @@ def _through_shapes(value: Value) -> Iterator[Value]:
         if current is None:
             return
         yield current
-        current = current.inputs[0] if current.op in SHAPE | {"getitem", "view"} and current.inputs else None
+        current = current.inputs[0] if current.op in SAME_VALUES and current.inputs else None
 
 
 def is_position(value: Value) -> bool:
@@ -138,7 +138,7 @@ def stored_key(value: Value) -> str:
     return next((v.ref for v in origins_of(value) if v.op == "key" and isinstance(v.ref, str)), "")
 
 
-_HOLDERS = SHAPE | {"getitem", "view", "moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
+_HOLDERS = SAME_VALUES | {"moved", "tensor", "as_tensor", "from_numpy", "call:to_numpy"}
 
 
 def origins_of(value: Value) -> Iterator[Value]:

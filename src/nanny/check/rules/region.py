@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import CUDA_LOWER, LINEAR_ALGEBRA, LOSSES, SHAPE
+from ...core.ops import CLASS_LOSSES, CUDA_LOWER, LIKE_FUNCTIONS, LINEAR_ALGEBRA, LOSSES, PROMOTING, SHAPE
 from ..chains import link, region_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
@@ -17,12 +17,13 @@ from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
 from .training import goes_backward, is_stepped
 
-_ONE_HALF_INPUT = frozenset({"cross_entropy", "nll_loss", "ctc_loss", "multi_margin_loss", "multilabel_margin_loss", "loss"})
-_CARRIES = SHAPE | {"cast", "getitem", "dtype", "grad_read", "set_grad", "zeros_like", "ones_like", "empty_like", "randn_like",
-                    "item", "size", "numel", "unknown_call", "external", "module_call", "setitem", "call", "decorator", "dict",
-                    "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "loss", "augassign", "autocast",
-                    "new_zeros", "new_ones", "new_tensor", "tensor", "as_tensor", "compare", "custom_function", "layer",
-                    "save"}  # fmt: skip
+_ONE_HALF_INPUT = CLASS_LOSSES | {"loss"}
+_CARRIES = SHAPE | LIKE_FUNCTIONS | {
+    "cast", "getitem", "dtype", "grad_read", "set_grad", "item", "size", "numel", "unknown_call", "external", "module_call",
+    "setitem", "call", "decorator", "dict", "isnan", "isinf", "isfinite", "any", "all", "argmax", "argmin", "argsort", "loss",
+    "augassign", "autocast", "new_zeros", "new_ones", "new_tensor", "tensor", "as_tensor", "compare", "custom_function",
+    "layer", "save",
+}  # fmt: skip
 
 
 @rule("REGION_LOSS_OUTSIDE", Severity.WARNING, on="trace")
@@ -320,7 +321,7 @@ def island_still_half(trace: Trace, view: FileView) -> Iterator[Hit]:
 def _may_be_promoted(event: Event) -> bool:
     """Whether the other operand of an elementwise operation is, or may be, a tensor in float32."""
     others = (v for v in event.args[:2] if v.dtype not in (*HALF, "int", "bool") and not v.is_number and v.kind != "const")
-    return event.op in ("add", "sub", "mul", "div", "pow") and next(others, None) is not None
+    return event.op in PROMOTING and next(others, None) is not None
 
 
 @rule("REGION_CUSTOM_FUNCTION", Severity.WARNING, "custom_function")

@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.ops import (
     BOUNDING_FUNCTIONS,
+    DIFFERENCES,
     FFT_FUNCTIONS,
     LOG_FUNCTIONS,
     MAX_FUNCTIONS,
     NEEDS_FLOAT,
-    SHAPE,
+    PLAIN_SUMS,
+    RUNNING_SUMS,
+    SAME_VALUES,
+    SQUARES,
     SUM_FUNCTIONS,
     autocast_list,
 )
@@ -21,7 +25,7 @@ from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
 from .training import goes_backward
 
-_PASS = SHAPE | {"getitem", "view", "cast", "clamp", "clamp_min", "add", "part", "clone"}
+_PASS = SAME_VALUES | {"cast", "clamp", "clamp_min", "add", "part", "clone"}
 
 
 def _is_promoted(event: Event) -> bool:
@@ -127,7 +131,7 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     When not: x is float32.
     """
     value = event.arg(0)
-    if value.op in ("sub", "rsub") and len(value.inputs) == 2 and value.inputs[0].is_number:
+    if value.op in DIFFERENCES and len(value.inputs) == 2 and value.inputs[0].is_number:
         value = value.inputs[1]
     elif event.op == "log1p" and value.op == "neg" and value.inputs:
         value = value.inputs[0]
@@ -155,7 +159,7 @@ def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
 
     When not: the maximum is subtracted before exp.
     """
-    total = _made_by(event.arg(0), ("sum", "mean", "nansum"))
+    total = _made_by(event.arg(0), PLAIN_SUMS)
     made = _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
     if made is None or not made.inputs or _is_shifted(made.inputs[0]):
         return
@@ -209,7 +213,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
 
 def _summed_exp(value: Value) -> Value | None:
     """The exp that a logarithm takes the sum of."""
-    total = _made_by(value, ("sum", "mean", "nansum"))
+    total = _made_by(value, PLAIN_SUMS)
     return _made_by(total.inputs[0], ("exp",)) if total is not None and total.inputs else None
 
 
@@ -244,7 +248,7 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
     is_square = _is_square(value)
     if event.op in ("mean", "nanmean") and not is_square:
         return
-    if event.op in ("mean", "nanmean", "sum", "nansum", "norm", "linalg.vector_norm", "prod") and value.dtype != "fp16":
+    if event.op not in RUNNING_SUMS and value.dtype != "fp16":
         return
     if event.op == "sum" and not is_square and _made_by(value, ("randn", "randn_like", "normal")) is not None:
         return  # the root of their number
@@ -268,7 +272,7 @@ def _is_bounded(value: Value) -> bool:
 
 
 def _is_square(value: Value) -> bool:
-    made = _made_by(value, ("pow", "mul", "square")) if value.op in _PASS | {"pow", "mul", "square"} else None
+    made = _made_by(value, SQUARES | {"mul"}) if value.op in _PASS | SQUARES | {"mul"} else None
     if made is None:
         return False
     if made.op == "square":
@@ -332,7 +336,7 @@ def _variance(event: Event) -> Value | None:
 
 
 def _is_square_of_mean(value: Value) -> bool:
-    if value.op in ("pow", "square"):
+    if value.op in SQUARES:
         inner = value.inputs[0] if value.inputs else value
         return inner.op in ("mean", "div") and (value.op == "square" or value.inputs[1].const == 2)
     return (

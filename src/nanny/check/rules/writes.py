@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
+from ...core.ops import WRITING_FUNCTIONS
 from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
 
-_SOURCE = {"index_add_": 3, "index_copy_": 3, "scatter_": 3, "scatter_add_": 3, "index_put_": 2, "masked_scatter_": 2,
-           "index_add": 3, "index_copy": 3, "masked_scatter": 2, "scatter": 3}  # fmt: skip
 
-
-@rule("NUM_INDEXED_WRITE", Severity.ERROR, "setitem", *_SOURCE)
+@rule("NUM_INDEXED_WRITE", Severity.ERROR, "setitem", *WRITING_FUNCTIONS)
 def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
     """Half values are written by index into a float32 tensor.
 
@@ -37,7 +35,7 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
         if not _is_tensor_index(event.arg(1)):
             return
     else:
-        value = event.kwargs.get("src") or event.kwargs.get("source") or event.arg(_SOURCE[event.op], "tensor")
+        value = event.kwargs.get("src") or event.kwargs.get("source") or event.arg(WRITING_FUNCTIONS[event.op], "tensor")
     if target.kind != "tensor" or target.dtype not in ("fp32", "fp64") or value.kind != "tensor" or value.dtype not in HALF:
         return
     if not event.op.endswith("_") and event.op != "setitem" and event.at.region is not None and event.op == "index_put":

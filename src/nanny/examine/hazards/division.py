@@ -14,6 +14,7 @@ from ...core.ops import (
     PROBABILITIES,
     PRODUCTS,
     ROOTS,
+    SINGULAR_AT_ONE,
     SINGULAR_AT_ZERO,
 )
 from ..records import Suspect
@@ -144,7 +145,7 @@ def undefined(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         suspect,
         f"{suspect.op} makes {'NaN' if suspect.nan else 'infinities'} in {form.name}, {number(suspect.reference_absmax)} in FP32",
         "after_difference" if suspect.after & DIFFERENCES else "",
-        "singular" if suspect.op in SINGULAR_AT_ZERO | ROOTS | NORMS else "",
+        "singular" if suspect.op in SINGULAR_AT_ZERO | SINGULAR_AT_ONE | ROOTS | NORMS else "",
         site="optimizer" if suspect.place.phase == "optimizer" else None,
     )
 

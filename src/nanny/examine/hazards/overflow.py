@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...core.examination import Hazard
 from ...core.numbers import number, share, short
-from ...core.ops import ATTENTIONS, EXPONENTIALS, LOSS_OPS, MATMULS, PRODUCTS, REDUCTIONS, ROOTS, SOFTMAXES
+from ...core.ops import ATTENTIONS, EXPONENTIALS, LOSS_OPS, MATMULS, PRODUCTS, REDUCTIONS, ROOTS, SOFTMAXES, SQUARES, TWO_TERMS
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -84,10 +84,10 @@ def _traits(suspect: Suspect, step: ExaminedStep) -> Iterator[str]:
             yield "small_terms"
     if op in PRODUCTS:
         yield "product"
-    square = op in ("pow", "square") or (op == "mul" and bool(suspect.numbers.get("of_itself")))
+    square = op in SQUARES or (op == "mul" and bool(suspect.numbers.get("of_itself")))
     if square:
         yield "square"
-    if op in ("sub", "add", "div"):
+    if op in TWO_TERMS | {"div"}:
         yield "elementwise"
     if (square or op in REDUCTIONS | PRODUCTS - {"mul"}) and suspect.met.keys() & _NORM_ENDS:
         yield "norm"

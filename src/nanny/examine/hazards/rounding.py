@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ...core.examination import Hazard
 from ...core.formats import HALVES
 from ...core.numbers import number, share, short
-from ...core.ops import CANCEL, CASTS, DIFFERENCES, MATMULS, READ_LOGITS, SCATTERS, SELECT
+from ...core.ops import CANCEL, CASTS, DIFFERENCES, MATMULS, PERIODIC, READ_LOGITS, SCATTERS, SELECT
 from ..records import Suspect
 from . import ExaminedStep, hazard, hazard_of
 
@@ -266,7 +266,7 @@ def integers(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     form = step.format_of(suspect)
     largest, collisions = suspect.numbers["largest"], suspect.numbers["collisions"]
-    angles = bool(suspect.met.keys() & {"sin", "cos"}) and not suspect.wide_angle  # rounded before there was an angle
+    angles = bool(suspect.met.keys() & PERIODIC) and not suspect.wide_angle  # rounded before there was an angle
     return hazard_of(
         suspect,
         f"whole numbers up to {largest:.0f} in {form.name}, which is exact to {form.exact_integers}: "
