@@ -28,6 +28,7 @@ _TORCH = [
 ]  # fmt: skip
 _LIBRARIES = """
     loss logits values hidden_states last_hidden_state prepare accumulate unwrap_model sync_gradients manual_backward
+    clip_gradients
     training_step validation_step configure_optimizers toggle_optimizer optimizers lr_schedulers log log_dict fit predict test
     validate trainer add_histogram add_scalar add_scalars parse_args add_argument info debug warning error enter_context
     to_numpy timestamp time exp sqrt partial nullcontext ExitStack compute_loss setup train_dataloader create_optimizer

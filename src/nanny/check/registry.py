@@ -30,6 +30,7 @@ class Hit:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[Link, ...] = ()  # an ERROR needs one: where it begins, each step, the use
     unknown: str = ""  # the link that is not known: then this is at most a WARNING, of most rules a remark, and says "possible"
+    is_proven: bool = False  # all of it is in sight, and torch itself decides: told as loud as the rule, whatever that has earned
     mistake: Hashable = None  # hits that share one are one mistake, told once
 
 

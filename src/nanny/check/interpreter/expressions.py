@@ -110,7 +110,8 @@ def value_boolop(walk: Walk, frame: Frame, node: ast.BoolOp) -> Value:
     out = values[0]
     for value in values[1:]:
         out = join(out, value)
-    return replace(out, tags=out.tags | frozenset(t for v in values for t in v.tags if t == "modulo"))
+    tags = out.tags | frozenset(t for v in values for t in v.tags if t == "modulo")
+    return replace(out, tags=tags, node=node if "dtype_test" in tags else out.node)
 
 
 def value_compare(walk: Walk, frame: Frame, node: ast.Compare) -> Value:
@@ -235,6 +236,8 @@ def value_dict(walk: Walk, frame: Frame, node: ast.Dict) -> Value:
 
 def value_lambda(walk: Walk, frame: Frame, node: ast.Lambda) -> Value:
     info = OwnFunction(node, frame.module, None, frame.env)
+    if not any(ast.iter_child_nodes(node.args)):  # whoever it is given to calls it: `bench(lambda: loss.backward())`
+        frame.module.functions.append(info)
     return Value("function", ref=info)
 
 

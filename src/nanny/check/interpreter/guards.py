@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ast
+import operator
+from collections.abc import Callable
 
-from .trace import Frame, Guard, Walk
+from .source import OwnClass
+from .trace import Bound, Frame, Guard, Walk
 from .uses import dotted_name, nodes, path_of, source_of, test_key
 from .values import Thing, Value, replace
 
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
+_COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.eq,  # the key of the second is that of the first
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 
 
 def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
@@ -29,19 +36,46 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
     key, truth = test_key(test)
     arm = arm is truth
     is_dtype = "dtype_test" in value.tags
-    if key in frame.module.uses.switches and not is_dtype:
-        return AMP, arm is frame.module.uses.switches[key]
+    switched = None if is_dtype else _switch(frame, key)
+    if switched is not None:
+        return AMP, arm is switched
     asked = value.inputs[0] if isinstance(test, ast.Compare) and value.inputs else value
     path = path_of(test.left) if isinstance(test, ast.Compare) else path_of(test)
     if path == key and _is_scaler(frame, path, asked):
         return AMP, arm
-    if is_dtype:
-        return "dtype:" + key, arm
+    if is_dtype:  # a flag is the question that it was set by, whoever holds it
+        return "dtype:" + (source_of(value.node) if path == key and value.node is not None else key), arm
     known = frame.lookup(path) if path == key else None
     if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
         return "mod:" + (source_of(known.node) if known.node is not None else path), arm
     is_window = "modulo" in value.tags or _has_modulo(test) or path.rpartition(".")[2] == "sync_gradients"
-    return ("mod:" if is_window else "") + key, arm
+    key = "mod:" + key if is_window else key
+    return _bound_of(test, key) or key, arm
+
+
+def _switch(frame: Frame, key: str) -> bool | None:
+    """Whether the truth of a test means that mixed precision is on; None if it asks something else.
+
+    What a class calls `self.needs_scaler` is the same switch where others ask an instance of it.
+    """
+    if key in frame.module.uses.switches:
+        return frame.module.uses.switches[key]
+    name, _, attribute = key.rpartition(".")
+    owner = frame.lookup(name) if name else None
+    if owner is None or not isinstance(owner.ref, OwnClass):
+        return None
+    return owner.ref.module.source.uses.switches.get(f"self.{attribute}")
+
+
+def _bound_of(test: ast.expr, key: str) -> Bound | None:
+    """The key of a test that holds one thing against a number."""
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and path_of(test.left)):
+        return None
+    other, compare = test.comparators[0], _COMPARISONS.get(type(test.ops[0]))
+    number = other.value if isinstance(other, ast.Constant) else None
+    if compare is None or isinstance(number, bool) or not isinstance(number, (int, float)):
+        return None
+    return Bound(key, path_of(test.left), compare, number)
 
 
 def _is_scaler(frame: Frame, path: str, value: Value) -> bool:

@@ -233,12 +233,13 @@ class Interpreter:
             self.assign(frame, target, value)
 
     def _notice_accumulation(self, frame: Frame, node: ast.Assign, target: ast.expr, value: Value) -> None:
-        """`acc = acc * d + x` and `p.data = m * p.data + ...` are running sums."""
+        """`acc = acc * d + x` and `p.data = m * p.data + ...` are running sums; `x = a * x + b @ x` is a step of an iteration."""
         known = frame.lookup(dotted_name(target)) if isinstance(target, ast.Name) else self.evaluate(frame, target)
         if known is None or not known.is_half:
             return
         origin = known.inputs[0] if known.op == "view" and known.inputs else known
-        if any(v is known or v is origin for v in ancestors(value, 12)):
+        on_it = [any(v is known or v is origin for v in ancestors(part, 12)) for part in value.inputs]
+        if any(on_it) and not all(on_it):
             frame.emit("accumulate", node, (known, value), out=value)
 
     def run_annassign(self, frame: Frame, node: ast.AnnAssign) -> None:

@@ -18,6 +18,25 @@ MAX_STATEMENTS = 40_000  # per file; a generated monster must not hang the check
 Guard = tuple[str, bool]
 
 
+class Bound(str):
+    """The key of a guard that holds something against a number: two that no number satisfies exclude each other."""
+
+    path: str
+    compare: Callable[[float, float], bool]
+    number: float
+
+    def __new__(cls, key: str, path: str, compare: Callable[[float, float], bool], number: float) -> Bound:
+        new = super().__new__(cls, key)
+        new.path, new.compare, new.number = path, compare, number
+        return new
+
+    def excludes(self, arm: bool, other: Bound, other_arm: bool) -> bool:
+        tried = (number + shift for number in (self.number, other.number) for shift in (-1, -0.5, 0, 0.5, 1))
+        return self.path == other.path and not any(
+            self.compare(x, self.number) is arm and other.compare(x, other.number) is other_arm for x in tried
+        )
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user knows and the code does not say."""
@@ -88,8 +107,11 @@ def can_meet(a: Event, b: Event) -> bool:
     """Whether one pass through the code can meet both: no condition is taken both ways."""
     if not a.at.guards and not b.at.guards:
         return True
-    taken = dict(a.at.guards)
-    if not all(taken.get(key, arm) == arm for key, arm in dict(b.at.guards).items()):
+    taken, others = dict(a.at.guards), dict(b.at.guards)
+    if not all(taken.get(key, arm) == arm for key, arm in others.items()):
+        return False
+    bounds = [(key, arm) for key, arm in taken.items() if type(key) is Bound]
+    if bounds and any(key.excludes(arm, k, a) for key, arm in bounds for k, a in others.items() if type(k) is Bound):
         return False
     return not (_has_left(a.at, b.at) or _has_left(b.at, a.at))
 

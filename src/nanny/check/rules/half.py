@@ -16,11 +16,13 @@ from ...core.ops import (
     NORM_LAYERS,
     SAME_VALUES,
 )
+from ..chains import link
 from ..interpreter.guards import AMP
+from ..interpreter.objects import parameter_owners
 from ..interpreter.trace import Event, FileView, Trace
-from ..interpreter.values import HALF, Value, ancestors
+from ..interpreter.values import HALF, Thing, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import bound_in
+from .protocol import bound_in, is_in_sight, run_together
 from .training import goes_backward, has_master_copy, is_trained, is_tried_once, trains_after
 
 
@@ -51,11 +53,26 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if is_tried_once(target.thing, view):
         return
+    text = f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained"
+    step = _refused_by_scaler(target.thing, event, view) if kind == "fp16" else None
     yield Hit(
         event.node,
-        f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained",
+        f"{text}: scaler.step() at {step.place_in(event.file)} raises ValueError on fp16 gradients" if step is not None else text,
         "keep the weights in float32 and use torch.autocast",
+        Severity.ERROR if step is not None else None,
+        chain=(link(event, "the weights are made fp16"), link(step, "the scaler steps")) if step is not None else (),
+        is_proven=step is not None,
     )
+
+
+def _refused_by_scaler(model: Thing, cast: Event, view: FileView) -> Event | None:
+    """The scaler's step of an optimizer that holds this model and nothing else, with nothing between them left open."""
+    for new in view.of("optimizer.new"):
+        for step in view.of("scaler.step"):
+            is_own = new.out.thing is step.arg(1).thing and set(parameter_owners(new.arg(0))) == {model}
+            if is_own and run_together(cast, step) and is_in_sight(view, step.arg(0), step.arg(1)):
+                return step
+    return None
 
 
 def _is_beside_adapters(model: Value, event: Event, view: FileView) -> bool:

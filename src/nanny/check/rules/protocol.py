@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import itemgetter
 
 from ...core.finding import Link
@@ -74,6 +75,22 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
             enabled = event.kwargs.get("enabled")
             return enabled is not None and enabled.const is False
     return False
+
+
+def run_together(*events: Event) -> bool:
+    """Whether nothing decides between these events: one's conditions are among another's, and none waits for an error."""
+    taken = sorted(({guard for guard in e.at.guards if guard[0] != AMP} for e in events), key=len)
+    caught = any(key.startswith("except@") for guards in taken for key, _ in guards)
+    return not caught and all(one <= other for one, other in pairwise(taken))
+
+
+def is_in_sight(view: FileView, scaler: Value, *optimizers: Value) -> bool:
+    """Whether the one scaler of the program and these optimizers are made in the code that is read, the scaler switched on or by
+    the program's own switch."""
+    scalers, made = view.of("scaler.new"), {id(e.out.thing) for e in view.of("optimizer.new")}
+    if len({id(e.out.thing) for e in scalers}) != 1 or scalers[0].out.thing is not scaler.thing:
+        return False
+    return not is_disabled(scaler, scalers) and all(value.thing is not None and id(value.thing) in made for value in optimizers)
 
 
 def is_given(view: FileView) -> bool:
@@ -148,7 +165,7 @@ def backward_for(trace: Trace, index: int, params: Value = UNKNOWN) -> Scaled | 
                 if not event.at.guards:
                     return None
                 continue
-            if any(can_meet(event, other) for other in plain):
+            if any(can_meet(event, other) for other in plain) or _is_scaled_elsewhere(trace, index, event):
                 return None
             reasons = [_why_open(trace, index, unscale, event, here) for unscale in doubtful]
             if not all(reasons) or _covers_all(doubtful):
@@ -182,6 +199,14 @@ def _why_open(trace: Trace, index: int, unscale: Event, backward: Event, use: Ev
     if of and "" not in names and not any(same_object(v, unscale.arg(1)) for v in of):
         return f"whether these parameters are in the optimizer unscaled at {unscale.place_in(use.file)} and never stepped"
     return ""
+
+
+def _is_scaled_elsewhere(trace: Trace, index: int, backward: Event) -> bool:
+    """Whether the loss is scaled only on a branch that excludes the event at `index` (`if scaler: loss = scaler.scale(loss)`)."""
+    if "maybe_scaled" not in backward.arg(0).tags:
+        return False
+    scales = near(trace.with_positions("scaler.scale"), index)
+    return bool(scales) and not any(can_meet(e, trace.events[index]) for e in scales)
 
 
 def doubt_of_scale(backward: Event, use: Event) -> str:

@@ -152,6 +152,7 @@ def bce_under_autocast(event: Event, view: FileView) -> Iterator[Hit]:
         "use binary_cross_entropy_with_logits on the logits",
         chain=(region_link(region, event.file), link(event, "binary_cross_entropy under it")),
         unknown=_island_test(event, view) if region.device else "the device",
+        is_proven=region.device == "cuda" and region.enabled is True and all(key != AMP for key, _ in event.at.guards),
     )
 
 

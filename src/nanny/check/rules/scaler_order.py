@@ -26,9 +26,11 @@ from .protocol import (  # fmt: skip
     identifiers,
     is_disabled,
     is_given,
+    is_in_sight,
     is_scaled,
     loops_over_optimizers,
     near,
+    run_together,
     same_object,
     scaler_of,
     window_keys,
@@ -233,9 +235,9 @@ def _gradient(value: Value) -> Value | None:
 
 @rule("SCALER_UNSCALE_TWICE", Severity.ERROR, on="trace")
 def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
-    """`unscale_` is called twice for one optimizer, or after its step, without an `update` in between.
+    """`unscale_` is called twice for one optimizer, or after its step, or it is stepped twice, without an `update` in between.
 
-    Why: the second call raises RuntimeError; GradScaler allows one unscale_ per optimizer and step.
+    Why: the second call raises RuntimeError; GradScaler allows one unscale_ and one step per optimizer and update.
 
     Example:
         scaler.unscale_(optimizer)
@@ -251,6 +253,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
     When not: the two calls are for different optimizers or in branches that exclude each other.
     """
     yield from _unscaled_by_framework(trace)
+    yield from _second_steps(trace, view)
     for index, event in trace.with_positions("scaler.unscale_"):
         if any(not _SCALER_STATE.isdisjoint(identifiers(key)) for key, _ in event.at.guards):  # the code asks the scaler itself
             continue
@@ -279,6 +282,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "keep one unscale_ per optimizer and step, before clipping",
                     chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
                     unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer"),
+                    is_proven=run_together(earlier, event) and is_in_sight(view, scaler_of(event), event.arg(1)),
                 )
                 break
 
@@ -296,6 +300,29 @@ def _unscaled_by_framework(trace: Trace) -> Iterator[Hit]:
             "drop unscale_gradients, or read the norm that the clip gives back",
             chain=(link(earlier, "already unscaled"), link(clip, "unscaled once more by the clip")),
         )
+
+
+def _second_steps(trace: Trace, view: FileView) -> Iterator[Hit]:
+    """Two steps of one optimizer in one pass."""
+    for index, step in trace.with_positions("scaler.step"):
+        if not is_in_sight(view, scaler_of(step), step.arg(1)):
+            continue
+        for earlier in before(trace, index):
+            if earlier.op in ("scaler.update", "scaler.scale") or not run_together(earlier, step):
+                break
+            if earlier.op != "scaler.step" or earlier.node is step.node or earlier.at.loops != step.at.loops:
+                continue
+            if earlier.arg(1).thing is step.arg(1).thing:
+                what = "already stepped"
+                yield Hit(
+                    step.node,
+                    f"this optimizer was {what} at {earlier.place_in(step.file)}, and no update() came since: "
+                    "this call raises RuntimeError",
+                    "step each optimizer once, and call update() after the last",
+                    chain=(link(earlier, what), link(step, "stepped once more, with no update() in between")),
+                    is_proven=True,
+                )
+                break
 
 
 def _repeats(trace: Trace, event: Event) -> bool:
@@ -350,6 +377,7 @@ def in_accumulation(trace: Trace, view: FileView) -> Iterator[Hit]:
             f"move {name}() into the branch that ends the accumulation window",
             chain=(link(event, f"{name}() in every micro-batch"), link(anchor, f"{ends}() once a window")),
             unknown="" if anchor.at.stack == event.at.stack else "whether both run in one pass",
+            is_proven=name == "unscale_" and run_together(event, anchor) and is_in_sight(view, scaler_of(event), event.arg(1)),
         )
 
 
@@ -395,7 +423,7 @@ def _clears_always(other: Event, anchor: Event, step: Event) -> bool:
 
 
 @rule("SCALER_UPDATE_MISPLACED", Severity.WARNING, on="trace")
-def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
+def update_misplacement(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`scaler.update()` is not called exactly once after all steps of an iteration.
 
     Why: update moves the scale. Between two optimizers it makes the second unscale by the wrong factor; before step it
@@ -419,9 +447,25 @@ def update_misplaced(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         mine = [s for s in near(steps, index) if same_object(scaler_of(s), scaler_of(event)) and can_meet(s, event)]
         reason = _misplacement(trace, index, event, mine)
-        if reason:
-            severity = None if is_given(view) else Severity.INFO
-            yield Hit(event.node, reason, "call update() once per iteration, after the last step", severity)
+        hint = "call update() once per iteration, after the last step"
+        early = _unchecked_step(trace, index, event, view) if reason else None
+        if early is not None:
+            place = early.place_in(event.file)
+            text = f"update() comes before step() at {place}, and nothing was unscaled: it raises AssertionError"
+            chain = link(event, "update() with no inf check of this step"), link(early, "the scaler steps")
+            yield Hit(event.node, text, hint, Severity.ERROR, chain=chain, is_proven=True)
+        elif reason:
+            yield Hit(event.node, reason, hint, None if is_given(view) else Severity.INFO)
+
+
+def _unchecked_step(trace: Trace, index: int, update: Event, view: FileView) -> Event | None:
+    """The step after an update that only the scaling of the loss comes before: no call has checked for inf by then."""
+    made = next((e for e in before(trace, index) if e.op.startswith("scaler.")), None)
+    step = next((e for e in after(trace, index) if e.op.startswith("scaler.")), None)
+    if made is None or step is None or made.op != "scaler.scale" or step.op != "scaler.step":
+        return None
+    is_one_pass = made.at.loops == update.at.loops == step.at.loops and run_together(made, update, step)
+    return step if is_one_pass and is_in_sight(view, scaler_of(step), step.arg(1)) else None
 
 
 def _bound(loop: ast.AST) -> set[str]:

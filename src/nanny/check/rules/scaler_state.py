@@ -15,7 +15,7 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted_name
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import after, is_disabled, is_given, scaler_of
+from .protocol import after, is_disabled, is_given, is_in_sight, scaler_of
 from .training import goes_backward
 
 _LIMITS = Limits()
@@ -235,8 +235,10 @@ def scaler_rebuilt(event: Event, view: FileView) -> Iterator[Hit]:
     if not loops:
         return
     trace = view.trace_of(event)
-    if trace is not None and any(loops[-1] in e.at.loops for e in trace.of("optimizer.new")):
-        return
+    stepped = {id(e.arg(1).node) for e in view.of("scaler.step") if e.arg(1).node is not None}
+    calls = trace.of("optimizer.new", "unknown_call") if trace is not None else []
+    if any(loops[-1] in e.at.loops and (e.op == "optimizer.new" or id(e.node) in stepped) for e in calls):
+        return  # its optimizer is new, too
     if not any(loops[-1] in e.at.loops for e in view.of("backward", "scaler.scale", "scaler.step")) or _is_built_once(event):
         return
     around = node_link(loops[-1], event.file, "the loop begins")
@@ -359,12 +361,15 @@ def scaler_not_loaded(view: FileView) -> Iterator[Hit]:
         if any(v.kind == "scaler" for v in (*event.args[1:], *event.kwargs.values())):
             return  # a helper that is not seen may load it
     event = loaded[0]
+    is_proven = is_in_sight(view, scaler_of(saved[0]), event.arg(0))
     yield Hit(
         event.node,
         f"the optimizer's state is loaded here, that of the scaler (saved at {saved[0].place_in(event.file)}) never is: "
         "after a restart the scale begins at 65,536 again",
         'call scaler.load_state_dict(state["scaler"]) as well',
+        Severity.ERROR if is_proven else None,
         chain=(link(saved[0], "the scaler's state is saved"), link(event, "only the optimizer's is loaded")),
+        is_proven=is_proven,
     )
 
 

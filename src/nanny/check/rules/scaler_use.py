@@ -21,8 +21,10 @@ from .protocol import (
     first_scale,
     has_own_scale,
     is_disabled,
+    is_in_sight,
     is_scaled,
     near,
+    run_together,
     same_object,
     scaler_of,
 )
@@ -35,8 +37,7 @@ _LIMITS = Limits()
 def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`scaler.step` is called, but never `scaler.update`.
 
-    Why: without update the scale never changes, and after the first overflow the scaler's state is not reset: the next
-    unscale_ raises, or every later step is skipped.
+    Why: update ends the step: without it the scale never changes, and the second step() raises RuntimeError.
 
     Example:
         scaler.scale(loss).backward()
@@ -64,10 +65,11 @@ def update_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         yield Hit(
             step.node,
-            "scaler.step() without scaler.update() anywhere after it: the scale stays, and the next unscale_ raises RuntimeError",
+            "scaler.step() without scaler.update() anywhere after it: the second step() raises RuntimeError",
             "call scaler.update() once per iteration, after step",
             chain=(link(step, "the scaler steps, and nothing in this program updates it"),),
             unknown="" if is_made_here else "whether whoever made the scaler updates it",
+            is_proven=is_in_sight(view, scaler_of(step), step.arg(1)) and not here,
         )
 
 
@@ -139,6 +141,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
                 link(event, "the optimizer steps without the scaler"),
             ),
             unknown=doubt_of_scale(last, event) or ("whether a gradient overflows at this scale" if is_held else ""),
+            is_proven=run_together(last, event) and any(is_in_sight(view, scaler_of(e), owned) for e in trace.of("scaler.scale")),
         )
 
 
@@ -177,7 +180,7 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
     """`loss.backward()` without `scaler.scale`, although the scaler steps the optimizer.
 
     Why: scaler.step divides the gradients by the scale, so unscaled ones come out 65536 times too small: the model stops
-    learning without any error.
+    learning without any error. Where nothing is scaled at all, step() raises AssertionError.
 
     Example:
         loss.backward()
@@ -204,13 +207,20 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             if event.op == "backward" and not is_scaled(event) and event.at.loops == step.at.loops:
                 if _is_given(event.arg(0)):
                     continue  # the caller may have scaled it
+                place = step.place_in(event.file)
+                text = f"this backward is not scaled, nor is any other: scaler.step() at {place} raises AssertionError"
+                if view.of("scaler.scale"):
+                    text = (
+                        f"this backward is not scaled, but scaler.step() at {place} divides by the scale: "
+                        f"the gradients come out {first_scale(view)} times too small"
+                    )
                 yield Hit(
                     event.node,
-                    f"this backward is not scaled, but scaler.step() at {step.place_in(event.file)} divides by the scale: "
-                    f"the gradients come out {first_scale(view)} times too small",
+                    text,
                     "use scaler.scale(loss).backward()",
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                     unknown="" if is_seen else "whether the scaler is switched on",
+                    is_proven=run_together(event, step) and is_in_sight(view, scaler_of(step), step.arg(1)),
                 )
 
 
@@ -284,7 +294,18 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             "use torch.amp.GradScaler, or autocast with dtype=torch.bfloat16",
             chain=(region_link(region, event.file), link(event, "backward of the plain loss")),
             unknown=unknown,
+            is_proven=made is not None
+            and region.dtype == "fp16"
+            and region.enabled is True
+            and _is_stepped_plainly(event, made, trace),
         )
+
+
+def _is_stepped_plainly(backward: Event, made: Event, trace: Trace) -> bool:
+    """Whether an optimizer that is made here steps on what this backward makes, and nothing decides between them."""
+    made_here = {id(e.out.thing) for e in trace.of("optimizer.new")}
+    steps = [e for e in trace.of("optimizer.step") if e.at.loops == backward.at.loops and id(e.arg(0).thing) in made_here]
+    return made.out.sure and any(run_together(made, backward, step) for step in steps)
 
 
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
