@@ -36,7 +36,7 @@ from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import has_group, many_processes
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.tensors import kept_by, map_leaves, outside_program, tensors_in
+from ..watch.tensors import answers_itself, kept_by, map_leaves, outside_program, tensors_in
 from ..watch.variables import MadeBy
 from .sanitizer import Sanitizer
 
@@ -205,7 +205,7 @@ def _put_back(module: nn.Module, forward: Any) -> None:
 
 def _is_bad(results: Any) -> bool | None:
     """Is a number among them not finite? None: they are gone."""
-    known = [t for t in tensors_in(results) if t.is_floating_point()]
+    known = [t for t in tensors_in(results) if t.is_floating_point() and not answers_itself(t)]
     return any(not bool(t.isfinite().all()) for t in known) if known else None
 
 
@@ -249,6 +249,7 @@ class Again:
                 written = [t for t in within_reach if not t.is_inference()]
                 versions.enter_context(_unsafe_preserve_version_counter(tuple(written)))
                 kept.enter_context(watching(states[-1]))
+            known = {code for state in states for code in state.reached.code}
             stopped: list[str] = []
             if many_processes():
                 kept.enter_context(watching(_NoCollectives(stopped)))
@@ -261,7 +262,7 @@ class Again:
                 drawn = _random_states()
                 for weight, value in self.weights or ():
                     weight.detach().copy_(value)
-                with self._as_written(), torch._C._EnableTorchFunction(), no_effects():  # for the program's own classes
+                with self._as_written(), torch._C._EnableTorchFunction(), no_effects(known):  # for the program's own classes
                     for call in self._calls:
                         with self._answer_calls() if isinstance(call, LineCall) else nullcontext():
                             self.results.append(call.make_again(*self._inputs(call)))
@@ -269,7 +270,7 @@ class Again:
                             sanitizer.note_result(self.results[-1])
                 self.untouched = all(state.is_untouched() for state in states) and _random_states() == drawn
                 if self.weights is None:
-                    with no_effects():
+                    with no_effects(known):
                         self._backward(sanitizer)
             except (Stopped, Effect) as error:
                 stopped.append(str(error))

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from threading import get_ident
 from time import perf_counter, process_time
 from typing import Any, ClassVar
 
@@ -257,7 +258,7 @@ class Examiner:
     def _looks_on(self) -> bool:
         """This step is being examined as it runs, by this thread."""
         live = self._sanitizer
-        return live is not None and not live.has_ended and not self._is_ahead and threading.get_ident() == self._thread
+        return live is not None and not live.has_ended and not self._is_ahead and get_ident() == self._thread
 
     def gradients_read(self) -> None:
         """Backward is over and the weights are as they were: what was called of a compiled model is made again, as it was
@@ -359,7 +360,7 @@ class Examiner:
 
     def _look_twice(self, made: Sequence[ModelCall], root: torch.Tensor | None, sanitizer: Sanitizer) -> None:
         """A bad step that is being examined as it runs: is it bad again, and would other inputs help?"""
-        if self._twice >= MOST_AGAIN or threading.get_ident() != self._thread:
+        if self._twice >= MOST_AGAIN or get_ident() != self._thread:
             return
         self._twice += 1
         with self._beside_examination(sanitizer):
@@ -403,7 +404,7 @@ class Examiner:
             return
         opened: list[Sanitizer] = []
         self._release = weakref.finalize(self, _release, opened)
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._opened, self._calls, self._is_replaced, self._is_ahead = _now(), 0, False, ahead
         self._took = 0.0 if ahead else None
         try:
@@ -430,7 +431,7 @@ class Examiner:
         where modes are not to be changed, and in a thread that did not open it (unless nobody is going to come back)."""
         if self._sanitizer is None or not modes_may_change() or is_set_aside():
             return None
-        if threading.get_ident() != self._thread and not at_any_price:
+        if get_ident() != self._thread and not at_any_price:
             return None
         sanitizer, self._sanitizer = self._sanitizer, None
         was_cut = sanitizer.is_spent
@@ -491,7 +492,7 @@ class Examiner:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
 
     def _on_call(self, module: nn.Module, _: Any) -> None:
-        if threading.get_ident() == self._thread and not self._recorder.is_busy:
+        if get_ident() == self._thread and not self._recorder.is_busy:
             self._recorder.run(self._close_if_over, module, apart=False)
 
     def _close_if_over(self, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from sys import _getframe  # that of now: programs replace it
+from threading import get_ident
 from types import CodeType
 from typing import Any, Protocol
 
@@ -194,7 +195,7 @@ def compiled_calls() -> int:
 
 def is_inside() -> bool:
     """Does this thread run a compiled function?"""
-    return any(thread == threading.get_ident() for thread, _ in _inside)
+    return any(thread == get_ident() for thread, _ in _inside)
 
 
 @contextmanager
@@ -237,7 +238,7 @@ def _wrap_depth(original: Any) -> Any:
             if not _inside:
                 for door in _OTHER_DOORS:
                     door.close()
-            _inside.add((threading.get_ident(), id(_getframe(1))))
+            _inside.add((get_ident(), id(_getframe(1))))
             _entries[0] += 1
             _go_aside(COMPILED)
         return original()
@@ -249,7 +250,7 @@ def _wrap_undo(original: Any) -> Any:
     def pop_dynamic_layer_stack_and_undo_to_depth(depth: Any) -> Any:
         result = original(depth)
         with _lock:
-            this = (threading.get_ident(), id(_getframe(1)))
+            this = (get_ident(), id(_getframe(1)))
             if this in _inside:
                 _inside.remove(this)
                 if not _inside and _parts:

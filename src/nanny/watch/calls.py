@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from threading import get_ident
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrap
 from .op_stream import has_other_modes
-from .tensors import being_traced, has_storage, in_backward, map_leaves, tensors_in
+from .tensors import answers_itself, being_traced, has_storage, in_backward, map_leaves, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
@@ -53,7 +54,7 @@ def _with_held(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]
 
 
 def _copies_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, int]]:
-    return [(t.detach() if t.numel() <= FEW_ELEMENTS else None, t._version) for t in tensors]
+    return [(None if answers_itself(t) or t.numel() > FEW_ELEMENTS else t.detach(), t._version) for t in tensors]
 
 
 def _outside_modes(work: Callable[..., T], *args: Any) -> T:
@@ -185,11 +186,11 @@ class ModelCall:
             self._catching.pop().remove()
 
     def results(self) -> list[Tensor | None]:
-        """What it gave, as far as it is still there and nobody has written into it."""
+        """What it gave, as far as it is still there, may be asked, and nobody has written into it."""
         kept = [
             (numbers if numbers is not None else ref(), version) for ref, (numbers, version) in zip(self.outputs, self._numbers)
         ]
-        return [t if t is not None and t._version == version else None for t, version in kept]
+        return [t if t is not None and t._version == version and not answers_itself(t) else None for t, version in kept]
 
     def gave(self, again: Any) -> bool | None:
         """Did it give the same bits? None: nobody has kept the first result."""
@@ -259,7 +260,7 @@ class ModelCalls:
         self._evaluated = 0  # calls in evaluation mode that were looked at
         self._models = {id(model): weakref.ref(model) for model in models}
         self._classes = {type(model) for model in models if not isinstance(model, torch.jit.ScriptModule)}
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def open(self) -> ModelCalls:
         for kind in self._classes:
@@ -275,7 +276,7 @@ class ModelCalls:
 
     def begin(self) -> None:
         """A step of this thread: what was called before is forgotten, but not the call within which it begins."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self.made = [call for call in self.made if not call.is_over]
         self.heard = bool(self.made)
 
@@ -295,7 +296,7 @@ class ModelCalls:
         )
 
     def note_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall | None:
-        if not self._knows(module) or threading.get_ident() != self._thread:
+        if not self._knows(module) or get_ident() != self._thread:
             return None
         self.heard = True
         if in_backward():
@@ -337,9 +338,11 @@ def _leave(kind: type, one: ModelCalls) -> None:
 
 def _wrap(kind: Any) -> None:
     own = vars(kind).get("__call__")
+    bind = getattr(type(own), "__get__", None)  # a function, or whatever else gives one when it is read
 
     def original(self: Any, *args: Any, **kwargs: Any) -> Any:  # of a class above, it is whatever stands there by then
-        return super(kind, self).__call__(*args, **kwargs) if own is None else own(self, *args, **kwargs)
+        found = super(kind, self).__call__ if own is None else bind(own, self, kind) if bind is not None else own
+        return found(*args, **kwargs)
 
     @functools.wraps(kind.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:

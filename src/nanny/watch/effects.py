@@ -24,9 +24,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from sys import _getframe
+from threading import get_ident
 from typing import Any
 
 from .reached import is_of_library
@@ -71,6 +72,7 @@ _WRITTEN_IN_PYTHON = {
     weakref.finalize.__init__.__code__: "its code waits for the end of things",
 }
 _CURRENT_FRAME = inspect.currentframe.__code__
+_UNKNOWN = "a library calls code of the program that nobody has looked into"  # a function of torch's that it has replaced
 _LOOKS_AT_CALLERS = "its code looks at who calls it"  # which is another one now
 
 
@@ -97,8 +99,8 @@ def effect_of(function: Any) -> str:
 class _Guard:
     """What Python calls at every call. What our own code does on the way is not looked at, nor what torch imports for it."""
 
-    def __init__(self) -> None:
-        self.stopped = ""
+    def __init__(self, known: Set[types.CodeType]) -> None:
+        self.stopped, self._known = "", known
         self._ours: Any = None
 
     def __call__(self, frame: Any, event: str, about: Any) -> None:
@@ -114,6 +116,8 @@ class _Guard:
                 self._stop(_LOOKS_AT_CALLERS if about is _getframe and not is_of_library(name) else effect_of(about))
             elif frame.f_code is _CURRENT_FRAME and not is_of_library(frame.f_back.f_globals.get("__name__")):
                 self._stop(_LOOKS_AT_CALLERS)
+            elif not is_of_library(name) and frame.f_code not in self._known and is_of_library(_caller(frame)):
+                self._stop(_UNKNOWN)
             else:
                 self._stop(_WRITTEN_IN_PYTHON.get(frame.f_code, ""))
 
@@ -123,14 +127,19 @@ class _Guard:
             raise Effect(why)
 
 
+def _caller(frame: Any) -> Any:
+    return frame.f_back and frame.f_back.f_globals.get("__name__")
+
+
 def can_be_guarded() -> bool:
     """A profiler or a debugger of the program's own is on otherwise, and would see what runs."""
     return sys.getprofile() is None and sys.gettrace() is None
 
 
 @contextmanager
-def no_effects() -> Iterator[None]:
-    guard = _Guard()
+def no_effects(known: Set[types.CodeType]) -> Iterator[None]:
+    """`known`: code of the program whose variables are put back afterwards. A library may call no other."""
+    guard = _Guard(known)
     with _unshown_warnings():
         sys.setprofile(guard)
         try:
@@ -144,10 +153,10 @@ def no_effects() -> Iterator[None]:
 @contextmanager
 def _unshown_warnings() -> Iterator[None]:
     """Of this thread; the filters stay, so that Python remembers what it has told."""
-    here, shows = threading.get_ident(), warnings._showwarnmsg  # type: ignore[attr-defined]
+    here, shows = get_ident(), warnings._showwarnmsg  # type: ignore[attr-defined]
 
     def show(message: Any) -> None:
-        if threading.get_ident() != here:
+        if get_ident() != here:
             shows(message)
 
     warnings._showwarnmsg = show  # type: ignore[attr-defined]

@@ -26,6 +26,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -123,7 +124,7 @@ class _OpStream(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.consumers: tuple[Consumer, ...] = ()
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         self._is_aside = False
         self._not_in_backward = ""
 
@@ -227,7 +228,7 @@ class _OpStream(TorchDispatchMode):
     # aside.Part
 
     def go_aside(self, why: str) -> None:
-        if why and not self._is_aside and threading.get_ident() == self._thread and self.is_on():
+        if why and not self._is_aside and get_ident() == self._thread and self.is_on():
             self._is_aside = True
             self._interrupt(why)
             self.pop()
@@ -236,12 +237,12 @@ class _OpStream(TorchDispatchMode):
         """Not at once: torch is about to put the thread's dispatch state back to what it was without us."""
 
     def return_now(self) -> None:
-        if self._is_aside and threading.get_ident() == self._thread and may_change_modes():
+        if self._is_aside and get_ident() == self._thread and may_change_modes():
             self._is_aside = False
             self.push()
 
     def step_out(self) -> bool:
-        if threading.get_ident() != self._thread or not self.is_on():
+        if get_ident() != self._thread or not self.is_on():
             return False
         self.pop()
         return True
@@ -250,7 +251,7 @@ class _OpStream(TorchDispatchMode):
         self.push()
 
     def before_backward(self) -> str:
-        if threading.get_ident() != self._thread or in_backward():
+        if get_ident() != self._thread or in_backward():
             return ""
         self.return_now()
         return self._not_in_backward if self.consumers else ""
@@ -402,14 +403,15 @@ def watching(consumer: Consumer) -> Iterator[None]:
         leave(consumer)
 
 
-def _blind_in_child() -> None:
-    """A data loader's worker that is forked inside a stream keeps the mode; what it does is not the training."""
+def _off_in_child() -> None:
+    """What a forked process does is not the training. Forked within an operation, the mode comes back, and nobody looks."""
     for stream in getattr(_of_thread, "streams", []):
-        stream.consumers = ()
+        stream.consumers, stream._is_aside = (), False
+        stream.pop()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_blind_in_child)
+    os.register_at_fork(after_in_child=_off_in_child)
 
 
 # ---- the thread's dispatch state ----

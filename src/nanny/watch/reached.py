@@ -73,6 +73,7 @@ class Reached:
     def __init__(self, roots: Iterable[Any]) -> None:
         self.obstacle = ""
         self.tensors: list[Tensor] = []
+        self.code: set[types.CodeType] = set()  # of the functions that were found, and of those inside them
         self._kept: list[tuple[Callable[[], bool], Callable[[], None]]] = []  # is it as it was? make it so
         self._caches: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []  # where caches of functions are held
         self._seen: dict[int, Any] = {}
@@ -233,6 +234,7 @@ class Reached:
         space = function.__globals__
         if is_of_library(space.get("__name__")):
             return
+        self.code.update(_code_in(function.__code__))
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():
             self._keep_cell(cell)
@@ -366,6 +368,14 @@ def _root_of(module: Any) -> str:
 
 def _names_in(code: types.CodeType) -> set[str]:
     """Every name of a variable or an attribute that this code and the functions inside it use, or give to `getattr`."""
-    inside = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    given = [constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()]
-    return set(code.co_names).union(given, *map(_names_in, inside))
+    names: set[str] = set()
+    for one in _code_in(code):
+        names.update(one.co_names, (c for c in one.co_consts if isinstance(c, str) and c.isidentifier()))
+    return names
+
+
+def _code_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_in(constant)

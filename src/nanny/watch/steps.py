@@ -16,6 +16,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -112,7 +113,7 @@ class StepClock(events.PartListener):
             self._guard(self._called_for_training)(module, args)
 
     def _is_elsewhere(self) -> bool:
-        here = threading.get_ident()
+        here = get_ident()
         if self._thread == here:
             return False
         if self._thread is not None and any(thread.ident == self._thread for thread in threading.enumerate()):
@@ -310,9 +311,14 @@ def _versions_of(model: nn.Module) -> list[tuple[weakref.ref[Tensor], int]]:
     return [(weakref.ref(p), p._version) for p in weights[:: len(weights) // _MOST_WEIGHTS + 1]]
 
 
+def states_of(optimizer: Optimizer) -> dict[Tensor, Any]:
+    """As torch keeps them: a class of the program's may compute something when it is asked itself."""
+    return vars(optimizer).get("state") or {}
+
+
 def _steps_taken(optimizer: Optimizer) -> int:
     """By its own count, if it keeps one (Adam does, SGD does not)."""
-    counts = [state.get("step", 0) for state in getattr(optimizer, "state", {}).values() if isinstance(state, dict)]
+    counts = [state.get("step", 0) for state in states_of(optimizer).values() if isinstance(state, dict)]
     known = [c for c in counts if isinstance(c, (int, float)) or (isinstance(c, Tensor) and is_readable(c) and c.numel() == 1)]
     return int(max(known, default=0))
 

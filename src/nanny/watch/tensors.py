@@ -123,6 +123,12 @@ def is_readable(tensor: Tensor) -> bool:
         return _is_readable(tensor)
 
 
+def answers_itself(tensor: Tensor) -> bool:
+    """Of a class with a dispatch of its own that is not torch's: it may count, remember or compute what is asked."""
+    kind = type(tensor)
+    return kind.__torch_dispatch__ is not _PLAIN_DISPATCH and kind.__module__.partition(".")[0] != "torch"
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Neither NaN nor an infinity in it: one pass, one wait."""
     low, high = torch.aminmax(tensor.detach())
@@ -136,10 +142,10 @@ def _is_readable(tensor: Tensor) -> bool:
         return tensor.numel() > 0 and not _is_functorch_wrapped(tensor) and tensor.untyped_storage().nbytes() > 0
     if is_lazy(tensor) or type(tensor).__name__ in ("FakeTensor", "MaskedTensor") or _is_functorch_wrapped(tensor):
         return False
-    if tensor.numel() == 0:
+    if tensor.numel() == 0 or answers_itself(tensor):
         return False
     if type(tensor).__torch_dispatch__ is not _PLAIN_DISPATCH:
-        return type(tensor).__module__.partition(".")[0] == "torch"  # one of the program's may count or remember what is asked
+        return True
     return tensor.untyped_storage().nbytes() > 0  # weights that are gathered when needed have none in between
 
 
