@@ -79,7 +79,7 @@ def _one_pass(settings: DiffSettings, scale: float, kernels: AbstractContextMana
     with ExitStack() as stack:
         state = stack.enter_context(kept_state(model, (*settings.batch, settings.labels)))
         wide = torch.float64 if settings.reference == "fp64" else torch.float32
-        shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.backward_frame)
+        shadows = Twins(wide, watcher.ops, settings.own, state.before_write, watcher.site)
         stack.enter_context(kernels)
         stack.enter_context(watcher.watching(shadows))
         args, kwargs = stack.enter_context(apply_policy(settings, shadows))

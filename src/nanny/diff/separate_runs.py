@@ -24,6 +24,7 @@ from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype
 from .policy import apply_policy, precision
 from .records import CallDiff, GradDiff
 from .settings import DiffSettings, loss_of
+from .watch import modules_by_site
 
 
 @dataclass
@@ -99,8 +100,8 @@ def separate_run(settings: DiffSettings, scale: float, *, low: bool) -> Iterator
         stack.enter_context(watching(state))
         if low:
             args, kwargs = stack.enter_context(apply_policy(settings, None))
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_hook(partial(run.hook, name)).remove)
+        for site, module in modules_by_site(model).items():
+            stack.callback(module.register_forward_hook(partial(run.hook, site)).remove)
         stack.enter_context(torch.set_grad_enabled(settings.backward))
         with precision(settings) if low else torch.autocast(settings.device, enabled=False):
             output = model(*args, **kwargs)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,16 +27,23 @@ from ..core.numbers import plain_name
 from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
 from ..measure.records import ErrorStats
+from ..watch.places import Places
 from ..watch.storages import StorageMap
 from ..watch.tensors import LOW, float_leaves, has_storage, in_backward, is_finite, is_plain, outside_program, short_dtype
 from ..watch.twins import Operation, Twins
 from .records import LOSS, CallDiff, GradDiff, IntegerLoss, Mix, NonfiniteOp, OpError
 from .settings import DiffSettings
 
-_next_node = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_NO_NUMBER = 1 << 63  # AccumulateGrad belongs to no operation of the forward pass
 _INTEGERS_LOOKED_AT = 4096
 _MOST_ERRORS = 256
+
+
+def modules_by_site(model: nn.Module) -> dict[str, nn.Module]:
+    """Every module by its real name; of a wrapper and what it wraps, the wrapper."""
+    sites: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        sites.setdefault(plain_name(name), module)
+    return sites
 
 
 class PairWatcher:
@@ -47,9 +53,8 @@ class PairWatcher:
         self._settings, self._loss_scale = settings, loss_scale
         self._target, self._limits = settings.target, settings.limits
         self._last: tuple[weakref.ref[Tensor], int, ErrorStats] | None = None
-        self._sites: list[str] = []
-        self._again: list[str] = []
-        self._since: list[tuple[int, str]] = []  # from this autograd node on, what is made belongs to this site
+        self._places = Places(settings.model)
+        self._open_calls = 0
         self._backward_site = ""
         self._seen: Counter[str] = Counter()
         self._outer_error = sys.exc_info()[1]
@@ -61,21 +66,14 @@ class PairWatcher:
         self.shadows: Twins
 
     def site(self) -> str:
-        """Of the operation that runs now."""
-        if in_backward():
-            self.backward_frame()
+        """Of the operation that runs now; where a parameter takes its gradient, that of the operation before."""
+        place = self._places.here()
+        if place.module == "Parameter":
             return self._backward_site
-        return self._sites[-1] if self._sites else LOSS
-
-    def backward_frame(self) -> str | None:
-        """The module whose operation is now differentiated; None where that is no operation of the forward pass."""
-        node: Any = torch._C._current_autograd_node()
-        number = _NO_NUMBER if node is None else node._sequence_nr()
-        if number >= _NO_NUMBER:
-            return None
-        at = bisect_right(self._since, number, key=lambda mark: mark[0]) - 1
-        self._backward_site = self._since[at][1] if at >= 0 else LOSS
-        return self._backward_site
+        site = place.site if place.module else LOSS
+        if in_backward():
+            self._backward_site = site
+        return site
 
     @contextmanager
     def watching(self, shadows: Twins) -> Iterator[None]:
@@ -84,9 +82,10 @@ class PairWatcher:
         if isinstance(model, RecursiveScriptModule):
             raise NannyError("the model is a ScriptModule, which cannot be watched; give the Python module it was made from")
         try:
-            for name, module in model.named_modules():
-                handles.append(module.register_forward_pre_hook(partial(self._before, name)))
-                handles.append(module.register_forward_hook(partial(self._after, name), with_kwargs=True, always_call=True))
+            self._places.open()
+            for site, module in modules_by_site(model).items():
+                handles.append(module.register_forward_pre_hook(partial(self._before, site)))
+                handles.append(module.register_forward_hook(partial(self._after, site), with_kwargs=True, always_call=True))
             for name, parameter in model.named_parameters() if self._settings.backward else ():
                 if parameter.requires_grad and parameter.is_leaf:
                     handles.append(parameter.register_post_accumulate_grad_hook(partial(self._on_parameter, plain_name(name))))
@@ -94,24 +93,18 @@ class PairWatcher:
         finally:
             for handle in handles:
                 handle.remove()
+            self._places.close()
 
     def _before(self, site: str, module: nn.Module, args: Any) -> None:
-        if in_backward():  # a checkpoint runs its modules again; their nodes are new ones
-            self._again.append(site)
-            self._since.append((_next_node(), site))
+        if in_backward():  # a checkpoint runs its modules again
             return
-        self._sites.append(site)
-        self._since.append((_next_node(), site))
+        self._open_calls += 1
         self.shadows.open_frame()
         if self._settings.on_call is not None:
             self._settings.on_call(site)
 
     def _after(self, site: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if in_backward():
-            self._again.pop()
-            self._since.append((_next_node(), self._again[-1] if self._again else LOSS))
-            return
-        if not self._sites:
+        if in_backward() or not self._open_calls:
             return
         error = sys.exc_info()[1]
         raised = output is None and error is not None and error is not self._outer_error
@@ -120,8 +113,7 @@ class PairWatcher:
         else:
             self._measure(site, module, (args, kwargs), output)
         self.shadows.close_frame()
-        self._sites.pop()
-        self._since.append((_next_node(), self.site()))
+        self._open_calls -= 1
 
     def _measure(self, site: str, module: nn.Module, inputs: Any, output: Any) -> None:
         leaves = list(filter(is_plain, float_leaves(output)))
