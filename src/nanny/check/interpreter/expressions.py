@@ -127,9 +127,10 @@ def value_compare(walk: Walk, frame: Frame, node: ast.Compare) -> Value:
         is_open = "default" in left.tags | others[0].tags or any(v.kind == "dtype" and v.const == "half" for v in (left, *others))
         if not is_open and isinstance(a, str) and isinstance(b, str) and a and b:
             return constant((a == b) is isinstance(node.ops[0], ast.Eq))
-    is_text = left.kind == "const" and isinstance(left.const, str) and left.sure and "default" not in left.tags
-    if is_text and len(others) == 1 and others[0].is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot)):
-        return constant(isinstance(node.ops[0], ast.IsNot))  # what the caller gives
+    if len(others) == 1 and others[0].is_none and isinstance(node.ops[0], (ast.Is, ast.IsNot)):  # what the caller gives
+        is_text = left.kind == "const" and isinstance(left.const, str) and left.sure and "default" not in left.tags
+        if is_text or "left_out" in left.tags:
+            return constant(isinstance(node.ops[0], ast.IsNot) is is_text)
     return Value(
         "tensor" if left.kind == "tensor" else "",
         dtype="bool",

@@ -153,6 +153,8 @@ def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
     """The outcome of a test if the code itself fixes it."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
+    if value.is_none and "left_out" in value.tags:
+        return False
     if isinstance(test, ast.BoolOp):  # `if False and ...`: what the first part decides
         first = test.values[0]
         decides = isinstance(first, ast.Constant) and bool(first.value) == isinstance(test.op, ast.Or)

@@ -14,7 +14,7 @@ from .expressions import EXPRESSIONS, binary
 from .source import OwnClass, OwnFunction, Project, WalkedFile
 from .torch_names import TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
-from .uses import dotted_name
+from .uses import bound_in, dotted_name
 from .values import NONE, NOTHING, UNKNOWN, Args, Env, Kwargs, Thing, Value, ancestors, constant, copy_of, join, replace
 
 
@@ -544,7 +544,7 @@ class Interpreter:
             if name in given:
                 frame.env[name] = given[name]
             else:
-                frame.env[name] = self._default(frame, name, defaults.get(name), argument.annotation, is_entry)
+                frame.env[name] = self._default(frame, info, name, defaults.get(name), argument.annotation, is_entry)
         if spec.vararg:
             frame.env[spec.vararg.arg] = Value("list", inputs=tuple(args[len(names) :]))
         if spec.kwarg:
@@ -552,10 +552,13 @@ class Interpreter:
             rest = {key: value for key, value in kwargs.items() if key not in named}
             frame.env[spec.kwarg.arg] = Value("dict", ref=rest) if rest else Value(thing=Thing(spec.kwarg.arg))
 
-    def _default(self, frame: Frame, name: str, default: ast.expr | None, annotation: ast.expr | None, is_entry: bool) -> Value:
+    def _default(
+        self, frame: Frame, info: OwnFunction, name: str, default: ast.expr | None, annotation: ast.expr | None, is_entry: bool
+    ) -> Value:
         known = self.evaluate(frame, default) if default is not None else UNKNOWN
-        if default is not None and not is_entry:
-            return known  # the caller did not give it: the default holds
+        if default is not None and not is_entry:  # the caller did not give it: the default holds
+            is_kept = known.is_none and name not in bound_in(info.node)
+            return replace(known, tags=known.tags | {"left_out"}) if is_kept else known
         if known.is_number or known.kind == "dtype":
             return known
         owner = self._annotated_class(frame, annotation)

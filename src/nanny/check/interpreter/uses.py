@@ -311,3 +311,12 @@ def source_of(test: ast.AST) -> str:
 
 def _last(func: ast.AST) -> str:
     return getattr(func, "attr", getattr(func, "id", ""))
+
+
+def bound_in(code: ast.AST) -> set[str]:
+    """The variables that a loop or a function binds, in its head or its body; kept on its node."""
+    known: set[str] | None = getattr(code, "bound", None)
+    if known is None:
+        known = {n.id for n in nodes(code) if type(n) is ast.Name and isinstance(n.ctx, ast.Store)}
+        code.bound = known  # type: ignore[attr-defined]
+    return known

@@ -20,9 +20,10 @@ from ..chains import link
 from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
 from ..interpreter.trace import Event, FileView, Trace
+from ..interpreter.uses import bound_in
 from ..interpreter.values import HALF, Thing, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import bound_in, is_in_sight, run_together
+from .protocol import is_in_sight, run_together
 from .training import goes_backward, has_master_copy, is_trained, is_tried_once, trains_after
 
 

@@ -15,6 +15,7 @@ from ..chains import link
 from ..interpreter.guards import AMP, is_latch
 from ..interpreter.objects import parameter_owners, parts_of
 from ..interpreter.trace import Event, FileView, Trace, can_meet
+from ..interpreter.uses import bound_in
 from ..interpreter.values import UNKNOWN, Value
 
 HORIZON = 1000  # events: what is further away belongs to another step
@@ -257,12 +258,3 @@ def loops_over_optimizers(event: Event) -> list[ast.AST]:
         if bound_in(loop) & used:
             found.append(loop)
     return found
-
-
-def bound_in(loop: ast.AST) -> set[str]:
-    """The variables that a loop binds, in its head or its body; kept on its node."""
-    known: set[str] | None = getattr(loop, "bound", None)
-    if known is None:
-        known = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        loop.bound = known  # type: ignore[attr-defined]
-    return known

@@ -11,7 +11,7 @@ from ..chains import link, node_link
 from ..interpreter.guards import is_latch
 from ..interpreter.torch_names import LOG_METHODS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
-from ..interpreter.uses import dotted_name
+from ..interpreter.uses import bound_in, dotted_name
 from ..interpreter.values import Value, ancestors
 from ..registry import Hit, rule
 from .protocol import (  # fmt: skip
@@ -19,7 +19,6 @@ from .protocol import (  # fmt: skip
     after,
     backward_for,
     before,
-    bound_in,
     doubt_of_object,
     extra_guards,
     first_scale,

@@ -303,13 +303,20 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _may_go_on(view: FileView) -> bool:
-    """Whether a run may go on from a checkpoint: something loads an optimizer's state, or may, or nothing is loaded
-    here at all. Where only weights are, the optimizer's state is used no more than the scaler's would be."""
-    if view.of("optimizer.load_state_dict"):
+    """Whether a run may go on from a checkpoint: something loads an optimizer's state, or is handed one with a model or with what
+    was loaded, or nothing is loaded here at all. Where only weights are, the optimizer's state is used no more than the
+    scaler's would be."""
+    if view.of("optimizer.load_state_dict", "framework.load_state"):
         return True
-    calls = view.of("unknown_call", "external", "framework.load_state")
-    if any(v.kind == "optimizer" for e in calls for v in (*e.args[1:], *e.kwargs.values())):
-        return True
+    uses = view.module.uses
+    if any("load_state_dict" in uses.methods.get(path, ()) for path in uses.optimizers):
+        return True  # in a branch that the settings in sight do not take
+    calls = [[*e.args[1:], *e.kwargs.values()] for e in view.of("unknown_call", "external") if not e.at.loops]
+    loaded = {id(e.out) for e in view.of("load")}
+    for given in calls:
+        beside = (v.kind in ("module", "instance") or any(id(part) in loaded for part in ancestors(v, 20)) for v in given)
+        if any(v.kind == "optimizer" for v in given) and any(beside):
+            return True
     return not view.of("load", "module.load_state_dict")
 
 

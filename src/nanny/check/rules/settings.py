@@ -191,6 +191,8 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
     When not: few ranks and a measured need for the bandwidth.
     """
     hint = "reduce in float32"
+    if event.op == "reduce_policy" and not event.at.stack and not view.is_training() and _is_used_here(event, view):
+        return  # a script that makes no gradients
     if event.op == "reduce_policy":
         reduce, param = event.kwargs.get("reduce_dtype"), event.kwargs.get("param_dtype")
         if reduce is not None and not reduce.is_none:
@@ -215,6 +217,11 @@ def reduce_dtype(event: Event, view: FileView) -> Iterator[Hit]:
             if value.kind == "external" and value.path.rpartition(".")[2] in _REDUCE_HOOKS:
                 text = f"{value.path.rpartition('.')[2]} sums gradients across ranks in half"
                 yield Hit(event.node, text, hint, Severity.INFO if event.at.guards else None)  # a user who asks for it knows
+
+
+def _is_used_here(policy: Event, view: FileView) -> bool:
+    given = (v for e in view.of("call", "external", "unknown_call") for v in e.kwargs.values())
+    return any(v.node is policy.node for v in given if v.op == "reduce_policy")
 
 
 @rule("CONFIG_DOUBLE_SCALING", Severity.ERROR, on="file")
