@@ -80,7 +80,7 @@ GUARDS = {
 QUICK = (
     "examine.sanitizer.Sanitizer.open",
     "measure.rows.pack_gradients",
-    "monitor.capture.StepCapture.finished",
+    "monitor.capture.StepCapture.finish",
     "monitor.examiner.Examiner.open",
     "monitor.recorder.Recorder.before_backward",
     "monitor.recording.RunRecording.__init__",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
-from ..core.command_line import check_words, refused_by_the_system
+from ..core.command_line import check_words, exit_code_of, refusals_in_words
 from ..core.finding import NannyError
 from ..core.numbers import nearest
-from ..core.terminal import complain
 
 # name -> (module, what it does). A module's main(argv) gets the sub-command's name first where it serves several.
 COMMANDS = {
@@ -94,23 +93,9 @@ def run_command(argv: Sequence[str]) -> int:
     if head and module not in READ_RUNS:
         raise NannyError(f"`nanny {name}` reads no run, so --db has no meaning for it")
     main_of = importlib.import_module(module).main
-    try:
+    with nullcontext() if module in RUN_PROGRAMS else refusals_in_words(f"nanny {name}"):
         return int(main_of([*([name] if module in SHARED else []), *head, *rest[1:]]))
-    except (OSError, MemoryError) as error:
-        if module in RUN_PROGRAMS or isinstance(error, BrokenPipeError):
-            raise
-        raise NannyError(refused_by_the_system(error, f"nanny {name}")) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0: clean, 1: findings, 2: usage or internal error."""
-    try:
-        return run_command(sys.argv[1:] if argv is None else argv)
-    except NannyError as error:
-        complain(str(error))
-        return 2
-    except BrokenPipeError:  # `nanny alerts | head`: the reader has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return 130
+    return exit_code_of(run_command, sys.argv[1:] if argv is None else argv)

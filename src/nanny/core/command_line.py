@@ -8,7 +8,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -88,6 +89,30 @@ def refused_by_the_system(error: OSError | MemoryError, command: str) -> str:
     places = " and ".join(os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes)))
     reason = f"{places}: {error.strerror}" if places else error.strerror or str(error)
     return f"{reason}; `{command}` cannot go on, name another file or folder"
+
+
+@contextmanager
+def refusals_in_words(command: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except (OSError, MemoryError) as error:
+        raise NannyError(refused_by_the_system(error, command)) from error
+
+
+def exit_code_of(run: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """0: clean, 1: findings, 2: usage or internal error."""
+    try:
+        return run(argv)
+    except NannyError as error:
+        complain(str(error))
+        return 2
+    except BrokenPipeError:  # `nanny alerts | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
 
 
 def command_parser(name: str, description: str | None) -> Parser:

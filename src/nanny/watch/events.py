@@ -252,147 +252,153 @@ def _teller(anywhere: bool) -> Callable[..., None]:
     return tell
 
 
+_tell, _tell_all = _teller(anywhere=False), _teller(anywhere=True)
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
+
+
+def _notify(callback: Any, *about: Any) -> None:
+    callback(*about)
+
+
+def _around(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
+    """Makes a wrapper that takes whatever comes and hands it on as it came."""
+
+    def make(original: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
+            if not _undo:
+                _notify(_put_all_back)
+            if before is not None:
+                _notify(before, args, kwargs)
+            result = original(*args, **kwargs)
+            if after is not None:
+                _notify(after, result, args, kwargs)
+            return result
+
+        skip_frames(wrapped.__code__)
+        return wrapped
+
+    return make
+
+
+def _before_backward(args: Any, kwargs: Any) -> None:
+    tensors = _argument(args, kwargs, 0, "tensors")
+    roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+    _tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
+
+
+def _before_derivative(args: Any, kwargs: Any) -> None:
+    roots, inputs = (
+        tuple(found) if isinstance(found := _argument(args, kwargs, at, name), (list, tuple)) else (found,)
+        for at, name in enumerate(("outputs", "inputs"))
+    )
+    is_last = not (_argument(args, kwargs, 3, "retain_graph") or _argument(args, kwargs, 4, "create_graph"))
+    if len(roots) == 1 and isinstance(roots[0], Tensor) and is_last:
+        _tell("before_derivative", roots[0], tuple(t for t in inputs if isinstance(t, Tensor)))
+
+
+def _after_scale(scaled: Any, args: Any, kwargs: Any) -> None:
+    scaler, loss = _argument(args, kwargs, 0, "self"), _argument(args, kwargs, 1, "outputs")
+    if scaler.is_enabled() and isinstance(loss, Tensor) and isinstance(scaled, Tensor):
+        _tell("loss_scaled", scaler, loss, scaled)
+
+
+def _of_scaler(event: str) -> Callable[[Any, Any], None]:
+    def tell_event(args: Any, kwargs: Any) -> None:
+        scaler, optimizer = _argument(args, kwargs, 0, "self"), _argument(args, kwargs, 1, "optimizer")
+        if isinstance(scaler, GradScaler) and isinstance(optimizer, Optimizer) and scaler.is_enabled():
+            _tell_all(event, scaler, optimizer)
+
+    return tell_event
+
+
+def _later(tell_event: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    return lambda result, args, kwargs: tell_event(args, kwargs)
+
+
+def _after_update(_: Any, args: Any, kwargs: Any) -> None:
+    scaler = _argument(args, kwargs, 0, "self")
+    if scaler.is_enabled():
+        _tell("after_scaler_update", scaler, _argument(args, kwargs, 1, "new_scale") is not None)
+
+
+def _clip(limit: str) -> Callable[[Any], Any]:
+    def before_clip(args: Any, kwargs: Any) -> None:
+        parameters, most = _argument(args, kwargs, 0, "parameters"), _argument(args, kwargs, 1, limit)
+        if parameters is not None and most is not None:
+            _tell_all("before_clip", parameters, most)
+
+    def make(original: Any) -> Any:
+        clip = _around(before_clip)(original)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if args and isinstance(args[0], Iterator):  # it can be read only once
+                args = (list(args[0]), *args[1:])
+            elif isinstance(kwargs.get("parameters"), Iterator):
+                kwargs["parameters"] = list(kwargs["parameters"])
+            return clip(*args, **kwargs)
+
+        return wrapped
+
+    return make
+
+
+def _of_self(tell: Callable[..., None], event: str) -> Callable[[Any, Any], None]:
+    return lambda args, kwargs: tell(event, _argument(args, kwargs, 0, "self"))
+
+
+def _after_batch(batch: Any, args: Any, kwargs: Any) -> None:
+    _tell("batch_drawn", _argument(args, kwargs, 0, "self"), batch)
+
+
 def _wrappers() -> list[tuple[Any, str, Callable[[Any], Any]]]:
-    """Owner, name and wrapper of each function. Wrappers take whatever comes and hand it on as it came."""
-    tell, tell_all = _teller(anywhere=False), _teller(anywhere=True)
-
-    def given(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
-        return args[position] if len(args) > position else kwargs.get(name)
-
-    def notify(callback: Any, *about: Any) -> None:
-        callback(*about)
-
-    skip_frames(notify.__code__, and_what_it_calls=True)
-
-    def wrapper(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
-        def make(original: Any) -> Any:
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if torch.compiler.is_compiling():
-                    return original(*args, **kwargs)
-                if not _undo:
-                    notify(_put_all_back)
-                if before is not None:
-                    notify(before, args, kwargs)
-                result = original(*args, **kwargs)
-                if after is not None:
-                    notify(after, result, args, kwargs)
-                return result
-
-            skip_frames(wrapped.__code__)
-            return wrapped
-
-        return make
-
-    def of_scaler(event: str) -> Callable[[Any, Any], None]:
-        def tell_event(args: Any, kwargs: Any) -> None:
-            scaler, optimizer = given(args, kwargs, 0, "self"), given(args, kwargs, 1, "optimizer")
-            if isinstance(scaler, GradScaler) and isinstance(optimizer, Optimizer) and scaler.is_enabled():
-                tell_all(event, scaler, optimizer)
-
-        return tell_event
-
-    def later(tell_event: Callable[[Any, Any], None]) -> Callable[[Any, Any, Any], None]:
-        return lambda result, args, kwargs: tell_event(args, kwargs)
-
-    def before_backward(args: Any, kwargs: Any) -> None:
-        tensors = given(args, kwargs, 0, "tensors")
-        roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
-        tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
-
-    def before_derivative(args: Any, kwargs: Any) -> None:
-        roots, inputs = (
-            tuple(found) if isinstance(found := given(args, kwargs, at, name), (list, tuple)) else (found,)
-            for at, name in enumerate(("outputs", "inputs"))
-        )
-        if (
-            len(roots) == 1
-            and isinstance(roots[0], Tensor)
-            and not (given(args, kwargs, 3, "retain_graph") or given(args, kwargs, 4, "create_graph"))
-        ):
-            tell("before_derivative", roots[0], tuple(t for t in inputs if isinstance(t, Tensor)))
-
-    def after_scale(scaled: Any, args: Any, kwargs: Any) -> None:
-        scaler, loss = given(args, kwargs, 0, "self"), given(args, kwargs, 1, "outputs")
-        if scaler.is_enabled() and isinstance(loss, Tensor) and isinstance(scaled, Tensor):
-            tell("loss_scaled", scaler, loss, scaled)
-
-    def after_update(_: Any, args: Any, kwargs: Any) -> None:
-        scaler = given(args, kwargs, 0, "self")
-        if scaler.is_enabled():
-            tell("after_scaler_update", scaler, given(args, kwargs, 1, "new_scale") is not None)
-
-    def clip(limit: str) -> Callable[[Any], Any]:
-        def before_clip(args: Any, kwargs: Any) -> None:
-            parameters, most = given(args, kwargs, 0, "parameters"), given(args, kwargs, 1, limit)
-            if parameters is not None and most is not None:
-                tell_all("before_clip", parameters, most)
-
-        def make(original: Any) -> Any:
-            clip_told = wrapper(before_clip)(original)
-
-            def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if args and isinstance(args[0], Iterator):  # it can be read only once
-                    args = (list(args[0]), *args[1:])
-                elif isinstance(kwargs.get("parameters"), Iterator):
-                    kwargs["parameters"] = list(kwargs["parameters"])
-                return clip_told(*args, **kwargs)
-
-            return wrapped
-
-        return make
-
+    """Owner, name and wrapper of each function."""
+    skip_frames(_notify.__code__, and_what_it_calls=True)
     return [
-        (torch.autograd, "backward", wrapper(before_backward)),
-        (torch.autograd, "grad", wrapper(before_derivative)),
-        (GradScaler, "scale", wrapper(after=after_scale)),
-        (GradScaler, "unscale_", wrapper(after=later(of_scaler("after_unscale")))),
-        (GradScaler, "step", wrapper(of_scaler("before_scaler_step"), later(of_scaler("after_scaler_step")))),
-        (GradScaler, "update", wrapper(after=after_update)),
+        (torch.autograd, "backward", _around(_before_backward)),
+        (torch.autograd, "grad", _around(_before_derivative)),
+        (GradScaler, "scale", _around(after=_after_scale)),
+        (GradScaler, "unscale_", _around(after=_later(_of_scaler("after_unscale")))),
+        (GradScaler, "step", _around(_of_scaler("before_scaler_step"), _later(_of_scaler("after_scaler_step")))),
+        (GradScaler, "update", _around(after=_after_update)),
         # clip_grad_norm_ looks this one up when called, so code that imported it earlier is seen too
-        (clip_grad, "_clip_grads_with_norm_", clip("max_norm")),
-        *((owner, "clip_grads_with_norm_", clip("max_norm")) for owner in (torch.nn.utils, clip_grad)),
-        *((owner, "clip_grad_value_", clip("clip_value")) for owner in (torch.nn.utils, clip_grad)),
-        (saved_tensors_hooks, "__enter__", wrapper(lambda args, kwargs: tell("saved_tensors_packed"))),
-        (
-            Optimizer,
-            "zero_grad",
-            wrapper(after=lambda result, args, kwargs: tell_all("gradients_cleared", given(args, kwargs, 0, "self"))),
-        ),
-        (
-            torch.nn.Module,
-            "zero_grad",
-            wrapper(lambda args, kwargs: tell_all("before_model_cleared", given(args, kwargs, 0, "self"))),
-        ),
-        (torch, "autocast_increment_nesting", wrapper(after=lambda *_: tell("autocast_entered"))),
-        (
-            _BaseDataLoaderIter,
-            "__next__",
-            wrapper(after=lambda batch, args, kwargs: tell("batch_drawn", given(args, kwargs, 0, "self"), batch)),
-        ),
+        (clip_grad, "_clip_grads_with_norm_", _clip("max_norm")),
+        *((owner, "clip_grads_with_norm_", _clip("max_norm")) for owner in (torch.nn.utils, clip_grad)),
+        *((owner, "clip_grad_value_", _clip("clip_value")) for owner in (torch.nn.utils, clip_grad)),
+        (saved_tensors_hooks, "__enter__", _around(lambda args, kwargs: _tell("saved_tensors_packed"))),
+        (Optimizer, "zero_grad", _around(after=_later(_of_self(_tell_all, "gradients_cleared")))),
+        (torch.nn.Module, "zero_grad", _around(_of_self(_tell_all, "before_model_cleared"))),
+        (torch, "autocast_increment_nesting", _around(after=lambda *_: _tell("autocast_entered"))),
+        (_BaseDataLoaderIter, "__next__", _around(after=_after_batch)),
     ]
 
 
 def _optimizer_hooks() -> list[tuple[str, Any]]:
     """The name of torch's dictionary, and our hook in it."""
-    tell = _teller(anywhere=True)
 
     def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args holds the optimizer itself first; a closure runs forward and backward inside the step
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        tell("before_optimizer_step", optimizer, closure is not None)
+        _tell_all("before_optimizer_step", optimizer, closure is not None)
         if not callable(closure):
             return None
 
         @functools.wraps(closure)
-        def told(*given: Any, **named: Any) -> Any:
+        def closure_told(*given: Any, **named: Any) -> Any:
             result = closure(*given, **named)
-            tell("after_closure", optimizer)
+            _tell_all("after_closure", optimizer)
             return result
 
-        return (args, {**kwargs, "closure": told}) if kwargs.get("closure") else ((args[0], told, *args[2:]), kwargs)
+        return (
+            (args, {**kwargs, "closure": closure_told}) if kwargs.get("closure") else ((args[0], closure_told, *args[2:]), kwargs)
+        )
 
     def after_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tell("after_optimizer_step", optimizer)
+        _tell_all("after_optimizer_step", optimizer)
 
     return [("_global_optimizer_pre_hooks", before_step), ("_global_optimizer_post_hooks", after_step)]
 
