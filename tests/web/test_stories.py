@@ -87,7 +87,12 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
     assert [(found.cause, found.culprit, found.step, found.remedy) for found in told_to_agents.diagnoses] == [
         (one.cause, one.culprit, one.step, one.remedy)
     ]
+    listed = Tools(ReadableFolder(tmp_path)).findings()
     assert f"nanny: {summary.verdict.text}" in told, "the live log ends with the verdict"
+    assert listed.verdict == summary.verdict.text
+    assert listed.total == sum(summary.counts.values()), "the diagnosis is the verdict, and not one finding more"
+    later = [found for found in listed.findings if found.step is not None and one.step is not None and found.step >= one.step]
+    assert {found.hint for found in later} <= {""}, "what to change is said once"
     assert re.search(r"cost: [\d.]+ s of the run's [\d.]+ s", told), "of a few seconds, not 771 % of the training time"
     title, place = causes("en")[one.cause].title.rstrip("."), f"step {one.step}"
     asked = nanny("summary", cwd=tmp_path).stdout

@@ -99,6 +99,7 @@ class SummaryResult:
 
 @dataclass(frozen=True)
 class FindingsResult:
+    verdict: str
     total: int
     findings: list[RunFinding]
     next_offset: int | None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -158,7 +159,7 @@ class Tools:
         for unknown in alerts.unknown_codes:  # a mistyped code must not pass for a run without findings
             page_of(unknown)
         page, following = _page(alerts.found, limit, offset)
-        return results.FindingsResult(len(alerts.found), [self._run_finding(f) for f in page], following)
+        return results.FindingsResult(alerts.verdict.text, len(alerts.found), [self._run_finding(f) for f in page], following)
 
     def first_anomaly(self, db: Db = None, run: Run = None) -> results.AnomalyResult:
         """Where a run first went wrong: step, layer, source line if known, and what had warned before."""
@@ -264,7 +265,7 @@ class Tools:
         one = summary.diagnosis
         if one is None:
             return summary.verdict.text
-        return f"{summary.verdict.word}: {cause_in_words(replace(one, where=self._place(one.where)))}"
+        return f"{summary.verdict.word}: {cause_in_words(replace(one, where=self._place(one.where)), summary.verdict.rank)}"
 
     def _culprit(self, summary: Summary) -> results.RunFinding | None:
         return None if summary.culprit is None else self._run_finding(summary.culprit)
@@ -301,7 +302,7 @@ class Tools:
 
     def _place(self, where: str) -> str:
         file, colon, line = where.rpartition(":")
-        return f"{self.folder.display_path(real_path(file))}:{line}" if colon and file else where
+        return f"{self.folder.display_path(real_path(file))}:{line}" if colon and os.path.isabs(file) else where
 
 
 def _layer_kind(history: KindHistory, rows: Sequence[int]) -> results.LayerKind:

@@ -1,4 +1,4 @@
-"""The findings of a run, in the order of their steps; its diagnosis is one of them.
+"""The verdict on a run, and its findings in the order of their steps.
 
 --severity shows that severity and above; --fail-on warning (or error) ends with exit code 1 if such
 a finding is there.
@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from ..core.finding import Finding, Severity
 from ..diagnose.verdict import Verdict, finding_of, first_culprit, is_from_others, verdict_of
+from ..monitor.registry import all_rules, is_of_loop
 from ..store import reader
 from .ranks import BETWEEN_RANKS, compare_ranks
 from .source import Source
@@ -21,9 +22,11 @@ Steps = tuple[int | None, int | None]  # first and last of a range; None: no end
 
 @dataclass(frozen=True)
 class Alerts:
-    """The findings that the filters let through."""
+    """The findings that the filters let through; `cause`: the diagnosis as one, which is not counted among them."""
 
     source: Source  # of the first process
+    verdict: Verdict
+    cause: Finding | None
     found: list[Finding]
     all_filtered: bool  # there are findings, but no filter lets one through
     unknown_codes: list[str]  # asked for, and not on record: they may be mistyped
@@ -42,19 +45,33 @@ def find_alerts(
     """The findings of a job; a layer's name alone also stands for what is below it."""
     on_record = [finding for source in sources for finding in findings_of(source)]
     on_record += [*sources[0].elsewhere, *compare_ranks(sources).findings]
-    cause = finding_of(job_verdict(sources, on_record))
-    on_record += [cause] if cause is not None else []
-    known, wanted = {f.code.upper() for f in on_record}, {code.upper() for code in codes}
-    found = [
+    verdict = job_verdict(sources, on_record)
+    cause = finding_of(verdict)
+    everything = [*on_record, *([cause] if cause is not None else [])]
+    known, wanted = {f.code.upper() for f in everything}, {code.upper() for code in codes}
+    through = [
         finding
-        for finding in on_record
+        for finding in everything
         if (not wanted or finding.code.upper() in wanted)
         and (severity is None or finding.severity >= severity)
         and (layer is None or matches(finding.site, layer))
         and (steps is None or is_within(finding, steps))
     ]
     unknown = [code for code in codes if code.upper() not in known]
-    return Alerts(sources[0], sort_by_step(found), bool(on_record) and not found, unknown, list(notes))
+    found = under_verdict(verdict, sort_by_step([f for f in through if f is not cause]))
+    kept = cause if any(f is cause for f in through) else None
+    return Alerts(sources[0], verdict, kept, found, bool(everything) and not through, unknown, list(notes))
+
+
+def under_verdict(verdict: Verdict, found: Sequence[Finding]) -> list[Finding]:
+    """Findings as they stand under a diagnosis: from its step on, what to change is said by it alone, and by what a rule of the
+    loop has found, which is a mistake of its own."""
+    one = verdict.diagnosis
+    if one is None or one.early or not any(f.hint for f in found):
+        return list(found)
+    all_rules()
+    since = -1 if one.step is None else one.step
+    return [replace(f, hint="") if (f.step is None or f.step >= since) and not is_of_loop(f.code) else f for f in found]
 
 
 def job_verdict(sources: Sequence[Source], found: Sequence[Finding], tried: bool = True) -> Verdict:

@@ -14,7 +14,7 @@ from ..core.step import Setup
 from ..diagnose.records import Diagnosis
 from ..diagnose.verdict import Verdict, first_broken_step, first_culprit, severity_counts
 from ..store import reader
-from .alerts import findings_of, job_verdict, repeats, sort_by_step
+from .alerts import findings_of, job_verdict, repeats, sort_by_step, under_verdict
 from .ranks import Apart, compare_ranks, whole_norms
 from .source import Source
 
@@ -74,7 +74,8 @@ class Summary:
     @property
     def findings(self) -> list[Finding]:
         """Of all processes."""
-        return sort_by_step([*(f for rank in self.ranks for f in rank.findings), *self.elsewhere, *self.apart.findings])
+        found = [*(f for rank in self.ranks for f in rank.findings), *self.elsewhere, *self.apart.findings]
+        return under_verdict(self.verdict, sort_by_step(found))
 
     @property
     def lead(self) -> RankState:
@@ -83,7 +84,8 @@ class Summary:
     @property
     def culprit(self) -> Finding | None:
         """What was noticed first."""
-        return self.verdict.first
+        first = self.verdict.first
+        return None if first is None else under_verdict(self.verdict, [first])[0]
 
     @property
     def diagnosis(self) -> Diagnosis | None:

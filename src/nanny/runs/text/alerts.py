@@ -34,7 +34,11 @@ def alerts_answer(alerts: Alerts, limit: int | None, *, in_blocks: bool, fail_on
     found = alerts.found
     shown = found[: limit or (ALERTS_SHOWN if in_blocks else None)]
     counts = "no finding matches; without filters there are some" if alerts.all_filtered else _severities(found)
-    lines = [Line(title_of(alerts.source), indent=4), *(Line(note, "warning", 4) for note in alerts.notes), Line(counts)]
+    lines = [Line(title_of(alerts.source), indent=4), *(Line(note, "warning", 4) for note in alerts.notes)]
+    lines.append(Line(f"{alerts.verdict.text}.", "good" if alerts.verdict.healthy else STYLES[Severity.ERROR], 4))
+    if alerts.cause is not None and in_blocks:
+        lines.append(Line(f"    fix: {alerts.cause.hint}", indent=9))
+    lines.append(Line(counts))
     lines += _blocks(shown) if in_blocks else []
     if len(shown) < len(found):
         lines += [Line(""), Line(f"… and {len(found) - len(shown)} more findings; --limit {len(found)} shows all")]
@@ -42,10 +46,15 @@ def alerts_answer(alerts: Alerts, limit: int | None, *, in_blocks: bool, fail_on
     return Answer(
         lines=lines,
         tables=[] if in_blocks else [table],
-        data={"findings": [finding_object(finding) for finding in shown], "total": len(found)},
+        data={
+            "verdict": alerts.verdict.text,
+            "cause": None if alerts.cause is None else finding_object(alerts.cause),
+            "findings": [finding_object(finding) for finding in shown],
+            "total": len(found),
+        },
         flat=table,
         next=_after_alerts(alerts),
-        exit_code=int(fail_on is not None and any(finding.severity >= fail_on for finding in found)),
+        exit_code=int(fail_on is not None and any(finding.severity >= fail_on for finding in (alerts.cause, *found) if finding)),
     )
 
 
@@ -72,9 +81,9 @@ def _alert_row(finding: Finding) -> list[object]:
 
 
 def _after_alerts(alerts: Alerts) -> list[str]:
-    if not alerts.found:
+    worst = alerts.cause or max(alerts.found, key=lambda finding: finding.severity, default=None)  # the first of the worst
+    if worst is None:
         return [alerts.source.command("summary")]
-    worst = max(alerts.found, key=lambda finding: finding.severity)  # the first of the worst
     out = [f"nanny rule {worst.code}"]
     if worst.step is not None:
         out.append(alerts.source.command("stats", "--step", worst.step))
