@@ -81,5 +81,6 @@ def test_once_the_cause_is_told_what_follows_from_it_comes_without_advice_of_its
     before, _, after = capsys.readouterr().err.partition("nanny: diagnosis: ")
     assert before.count(" ERROR ") >= 1
     assert after.count(" ERROR ") >= 1
+    assert " -> " not in before
     assert after.count(" -> ") == 1  # the remedy of the cause
     nanny.close()

@@ -407,16 +407,16 @@ class MixedPrecisionNanny:
                 self._examiner.plain_step(step.seconds)
             if looks_wrong(found):
                 self._examiner.plan.suspect()
-        for finding in found:
-            self._emit(finding if self._rank is None else replace(finding, rank=self._rank))
+        fresh = [new for finding in found if (new := self._keep(finding)) is not None]
+        asks = wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES
+        self._show(fresh, self._explanation() if asks else None)
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
         overflowed = (f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ()) for f in found if tried)
         self._recorder.suspects = frozenset(n for names in overflowed for n in names)
         self._trackers.tell_step(step.step, self._history.scalars)
         if self._trackers.verdict_is_due and self._trackers.any_open:
             self._trackers.tell_verdict(self.verdict())
-        if wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES:
-            self._explain()
+        if asks:
             return
         if step.examined and self._told is None and self._history.examinations and self._history.examinations[-1].hazards:
             self._explain_if_seen_again()
@@ -437,18 +437,26 @@ class MixedPrecisionNanny:
     def _are_facts_due(self, step: int) -> bool:
         return step % FACTS_EVERY == 0 and perf_counter() - self._facts_written > FACTS_SECONDS
 
-    def _explain(self) -> None:
-        """Says once why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
+    def _explanation(self) -> Diagnosis | None:
+        """Why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
         self._tries += 1
         best = next(iter(self.diagnoses()), None)
-        if best is not None and not best.early and (best.where or not best.is_bare_operation):
-            self._told = best
-            self._say(best)
+        return best if best is not None and not best.early and (best.where or not best.is_bare_operation) else None
+
+    def _show(self, fresh: Sequence[Finding], explained: Diagnosis | None) -> None:
+        """What was found, then why: then what to change is said by the cause alone."""
+        if self._live is not None:
+            alone = self._told is None and explained is None
+            for finding in fresh:
+                self._live.show(finding, hint=alone or is_of_loop(finding.code))
+        if explained is not None:
+            self._told = explained
+            self._say(explained)
 
     def _explain_if_seen_again(self) -> None:
         """What goes wrong without an error is said when two examined steps in a row point to the same place."""
         if self._silent_tries >= MOST_TRIES or any(f.severity is Severity.ERROR for f in self.findings):
-            return  # errors are explained by `_explain`, whose tries are counted apart: they may come much later
+            return  # errors are explained by `_explanation`, whose tries are counted apart: they may come much later
         self._silent_tries += 1
         verdict = self.verdict()
         best, warning = verdict.diagnosis, finding_of(verdict)
@@ -490,25 +498,25 @@ class MixedPrecisionNanny:
         """The root causes of what was seen so far, best first; nothing on a healthy run."""
         return diagnoses_of(self.evidence())
 
-    def _emit(self, finding: Finding) -> None:
-        """Each code and site once, and again only if it got worse; repeats are counted."""
+    def _keep(self, finding: Finding) -> Finding | None:
+        """Each code and site once, and again only if it got worse: else nothing, but the repeat is counted."""
+        finding = finding if self._rank is None else replace(finding, rank=self._rank)
         key = (finding.code, finding.site)
         self._counts[key] += 1
         if finding.step is not None:
             self._last_seen[key] = finding.step
         if self._worst.get(key, 0) >= finding.severity:
-            return
+            return None
         self._worst[key] = finding.severity
         self.findings.append(finding)
         if self._recording is not None:
             self._recording.add_finding(finding)
-        if self._live is not None:
-            self._live.show(finding, hint=self._told is None or is_of_loop(finding.code))
         self._trackers.tell_finding(finding)
         if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
             self._dense_bursts += 1
             self._dense_until = self._step + 1 + DENSE_STEPS
         self._call_back(finding)
+        return finding
 
     def _call_back(self, finding: Finding) -> None:
         if self._on_finding is not None:
@@ -648,7 +656,9 @@ class MixedPrecisionNanny:
         verdict = found[0] if found else NO_VERDICT
         best, told = verdict.diagnosis, self._told
         if best is not None and (told is None or (best.cause, best.culprit) != (told.cause, told.culprit)):
-            if told is not None:
+            if told is not None and best.cause == told.cause:
+                self._live.say(f"nanny: {told.cause} was told of {told.culprit}; what came later shows it in {best.culprit}:")
+            elif told is not None:
                 self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
             self._say(best)
         elif best is not None and told is not None and best.step != told.step:
