@@ -7,7 +7,7 @@ stored run and on literals in a test. Nothing here imports torch or touches a fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -188,6 +188,13 @@ class Update:
         return self.dtype in NARROW and bool(self.count and self.lr)
 
 
+def unchanged_share(updates: Sequence[Update]) -> float | None:
+    """Of the weights of 16 bits or less that were to move; None if there are none."""
+    narrow = [u for u in updates if u.may_be_lost]
+    total = sum(u.count for u in narrow)
+    return sum(u.unchanged for u in narrow) / total if total else None
+
+
 @dataclass(frozen=True)
 class OptimizerState:
     """Facts about one optimizer that decide how it rounds."""
@@ -268,7 +275,7 @@ class StepRecord:
     step: int
     seconds: float | None = None  # from its begin to the next one's
     loss: float | None = field(default=None, metadata=_curve("loss"))
-    lr: float | None = field(default=None, metadata=_curve("lr"))
+    lr: float | None = field(default=None, metadata=_curve("lr"))  # the highest of all groups and optimizers
     scale: float | None = field(default=None, metadata=_curve("scale"))  # in force during backward
     scale_after: float | None = None
     growth_interval: int | None = None

@@ -70,6 +70,8 @@ class RunFacts:
     updates: tuple[Update, ...] = ()  # of the last step that was probed
     updates_step: int | None = None
     lost_probes: int = 0  # probed steps at which most of the 16-bit weights stayed as they were
+    lost_updates: tuple[Update, ...] = ()  # of the first of them, or of the first at which nearly all did
+    lost_step: int | None = None
     probes: int = 0
     early_levels: tuple[GradientLevel, ...] = ()  # gradients of the first clean step
     levels: tuple[GradientLevel, ...] = ()  # of the last clean step

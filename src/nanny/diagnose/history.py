@@ -21,7 +21,7 @@ import numpy as np
 from ..core.examination import Examination
 from ..core.finding import Finding
 from ..core.limits import Limits
-from ..core.step import CURVES, TOLD, OptimizerState, QuietSteps, SiteTable, StepRecord
+from ..core.step import CURVES, TOLD, OptimizerState, QuietSteps, SiteTable, StepRecord, Update, unchanged_share
 from .evidence import Evidence, GradientLevel, Reach, RunFacts, Surprise
 from .first_nonfinite import bad_sites, culprit_of, forward_culprit
 
@@ -343,6 +343,11 @@ class RunHistory:
                 self._largest[name] = value
 
     @property
+    def lost_updates(self) -> tuple[Update, ...]:
+        """Of the 16-bit weights, at the first and worst probed step at which most of them stayed as they were."""
+        return tuple(u for u in self._facts.lost_updates if u.may_be_lost)
+
+    @property
     def optimizers(self) -> tuple[OptimizerState, ...]:
         """As they were last told."""
         told: tuple[OptimizerState, ...] = self._latest.get("optimizers", ())
@@ -421,16 +426,17 @@ class RunHistory:
     def _add_updates(self, step: StepRecord) -> None:
         if not step.updates or step.skipped:
             return
-        narrow = [u for u in step.updates if u.may_be_lost]
-        total = sum(u.count for u in narrow)
-        lost = total > 0 and sum(u.unchanged for u in narrow) > self.limits.unchanged_share_warn * total
+        part, known = unchanged_share(step.updates), unchanged_share(self._facts.lost_updates)
+        lost = part is not None and part > self.limits.unchanged_share_warn
         self._facts = replace(
             self._facts,
             updates=step.updates[:MOST_PARAMETERS],
             updates_step=step.step,
-            probes=self._facts.probes + (total > 0),
+            probes=self._facts.probes + (part is not None),
             lost_probes=self._facts.lost_probes + lost,
         )
+        if part is not None and lost and (known is None or known <= self.limits.unchanged_share_error < part):
+            self._facts = replace(self._facts, lost_updates=self._facts.updates, lost_step=step.step)
 
     def _add_gradients(self, step: StepRecord) -> None:
         norm = grad_norm(step)

@@ -242,7 +242,7 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
             "loss and activations are finite: only the scaled gradients overflow",
         ),
         chain=("scaled gradients overflow", "step skipped", "the scale does not fall", "the next step overflows again"),
-        step=int(steps[stuck[0]]),
+        step=int(steps[stuck[0] - 1]),
         precision_caused=True,
     )
 

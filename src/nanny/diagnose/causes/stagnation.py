@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...core.formats import format_of
 from ...core.numbers import share, short
+from ...core.step import unchanged_share
 from ..describe import by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
@@ -21,28 +23,25 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
     """
     yield from updates_shrink(signs)
     facts = signs.facts
-    narrow = [u for u in facts.updates if u.may_be_lost]
-    total = sum(u.count for u in narrow)
-    if not total or facts.probes < 1 or facts.lost_probes <= facts.probes / 2:
+    updates, step = (facts.updates, facts.updates_step) if facts.lost_step is None else (facts.lost_updates, facts.lost_step)
+    part = unchanged_share(updates)
+    if part is None or part <= signs.limits.unchanged_share_warn or facts.lost_probes <= facts.probes / 2:
         return
     if not all(o.rounds_to_nearest for o in facts.latest.optimizers):
         return
-    part = sum(u.unchanged for u in narrow) / total
-    if part <= signs.limits.unchanged_share_warn:
-        return
-    worst = max(narrow, key=lambda u: u.unchanged)
+    worst = max((u for u in updates if u.may_be_lost), key=lambda u: u.unchanged)
     spacing = format_of(worst.dtype).eps
     yield Diagnosis(
         culprit=worst.name,
         confidence=CERTAIN if part > signs.limits.unchanged_share_error else LIKELY,
         evidence=(
-            f"step {facts.updates_step}: {share(part)} of the {worst.dtype} weights with a gradient did not change",
+            f"step {step}: {share(part)} of the {worst.dtype} weights with a gradient did not change",
             f"most in `{worst.name}`: update {short(worst.update_rms)} (rms) on weights of {short(worst.weight_rms)}, "
             f"whose spacing is about {short(spacing * worst.weight_rms)}",
             f"so in {facts.lost_probes} of {facts.probes} probed steps; lr {worst.lr:g}",
         ),
         chain=("lr * update below half a spacing", "the sum rounds back to the old weight", "the loss stands still"),
-        step=facts.updates_step,
+        step=step,
         precision_caused=True,
     )
 
@@ -53,7 +52,12 @@ def ema_stagnation(signs: Signs) -> Iterator[Diagnosis]:
 
     Confirm: the average is bit-identical over many steps while its target moves.
     """
-    yield from by_hazard(signs, "ema_stagnation")
+    chain = (
+        "a step of the average is below half a spacing",
+        "the sum rounds back to the old average",
+        "the average stands still",
+    )
+    yield from (replace(one, chain=chain) for one in by_hazard(signs, "ema_stagnation"))
     for state in signs.facts.latest.optimizers:
         half = state.stalls_at
         if state.beta2 is None or half is None or signs.facts.count("stepped") < 3:

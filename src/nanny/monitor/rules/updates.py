@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...core.finding import Severity
 from ...core.formats import format_of
 from ...core.numbers import share, short
-from ...core.step import StepRecord
+from ...core.step import StepRecord, unchanged_share
 from ...diagnose.history import RunHistory
 from ..registry import Observation, rule
 
@@ -19,19 +19,17 @@ def lost_update(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     Why: weights kept in 16 bits move only by whole spacings; an update below half a spacing (0.2 % of it in bf16) is lost.
     """
     # in FP32 an update that rounds away is below 1e-7 of its weight: a tiny learning rate or convergence, not a loss of precision
+    part = unchanged_share(step.updates)
+    if step.skipped or part is None or part <= run.limits.unchanged_share_warn:
+        return
     moving = [u for u in step.updates if u.may_be_lost]
-    total = sum(u.count for u in moving)
-    if step.skipped or not total:
-        return
-    part = sum(u.unchanged for u in moving) / total
-    if part <= run.limits.unchanged_share_warn:
-        return
-    worst = max(moving, key=lambda u: u.unchanged)
+    before = max(run.lost_updates, key=lambda u: u.unchanged, default=None)  # one fault is one finding, whose weight stays
+    worst = next((u for u in moving if before and u.name == before.name), None) or max(moving, key=lambda u: u.unchanged)
     ordinary = all(o.rounds_to_nearest for o in step.optimizers)
     severity = Severity.ERROR if part > run.limits.unchanged_share_error else Severity.WARNING
     yield Observation(
-        f"{share(part)} of the weights with a gradient did not change in this step; most in `{worst.name}` ({worst.dtype}), "
-        f"whose mean update was {short(worst.update_rms)} on weights of {short(worst.weight_rms)}",
+        f"{share(part)} of the weights with a gradient did not change in this step; in `{worst.name}` ({worst.dtype}) "
+        f"the mean update was {short(worst.update_rms)} on weights of {short(worst.weight_rms)}",
         worst.name,
         severity=severity if ordinary else Severity.INFO,
         value=part,
