@@ -228,6 +228,18 @@ def test_a_number_that_the_loss_hides_is_read_from_what_backward_has_not_reached
     assert told(-1e4) == [None]
 
 
+@pytest.mark.parametrize("after", [lambda total: total / 64 * 1e-3, lambda total: total * 0.5, lambda total: total / 3.0])
+def test_what_only_makes_a_number_smaller_is_not_who_made_it_infinite(after):
+    """The sum keeps nothing; the factor behind it is on record, and cannot have done it."""
+    x = torch.full((64, 16), 100.0, dtype=torch.float16, requires_grad=True)
+    found = first_nonfinite(after((x * x).sum()), {})
+    assert found is not None
+    assert (found.op, found.nan) == ("sum", False)
+    larger = first_nonfinite(torch.full((4,), 300.0, dtype=torch.float16, requires_grad=True).sum() * 1e4, {})
+    assert larger is not None
+    assert larger.op == "mul"
+
+
 @pytest.mark.parametrize("labelled", [0.0, 3.0])
 def test_a_division_by_exactly_nothing_is_told_from_what_it_kept(labelled):
     """The function that computed the loss has returned: its line cannot be made again."""

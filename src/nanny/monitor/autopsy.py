@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..measure import transfer
-from ..watch.tensors import is_readable, kept_by, short_dtype
+from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype
 from ..watch.variables import assignments_behind_backward
 
 MOST_NODES = 100_000
@@ -146,7 +146,16 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
     if by_zero is not None:
         return by_zero, None
     # of those that may have made it, the nearest to where it was seen is the safest to name
-    return next((n for n in chain if _op(n) not in HARMLESS), node), None
+    return next((n for n in chain if _op(n) not in HARMLESS and not _shrinks(n)), node), None
+
+
+def _shrinks(node: Any) -> bool:
+    """A product with numbers of at most 1, a division by 1 and more: it makes no infinity of finite numbers."""
+    other = kept_by(node, "_saved_other") if _op(node) in ("mul", "div") else None
+    if not isinstance(other, Tensor) or not (is_readable(other) or (other.dim() == 0 and is_plain(other))) or not other.numel():
+        return False  # a plain number is kept as a tensor too
+    low, high = torch.aminmax(other.detach().abs())
+    return bool(high <= 1) if _op(node) == "mul" else bool(low >= 1)
 
 
 def _inputs_kept(node: Any) -> list[Tensor]:
