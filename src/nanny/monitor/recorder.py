@@ -771,8 +771,10 @@ class Recorder:
         self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         self.capture.record.stepped = True
         self.capture.stepped_by.add(id(optimizer))
-        if optimizer.param_groups:
-            self.capture.record.lr = lr_of(optimizer.param_groups[0])
+        rates = [lr_of(group) for group in optimizer.param_groups]
+        known = self.capture.record.lr
+        if rates:
+            self.capture.record.lr = max(rates if known is None else [*rates, known])
 
 
 def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
