@@ -12,8 +12,8 @@ from torch import nn
 
 from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.cli import main
-from nanny.core.examination import Examination, Hazard, Place
-from nanny.core.step import OptimizerState, StepRecord, Update
+from nanny.core.examination import Examination, GradientError, Hazard, Place
+from nanny.core.step import Breach, OptimizerState, StepRecord, Update
 from nanny.diagnose.choose import all_that_fit, diagnoses_of
 from nanny.diagnose.evidence import Evidence, RunFacts
 from nanny.diagnose.history import RunHistory
@@ -289,3 +289,27 @@ def test_weights_that_round_back_are_told_and_diagnosed_alike(dtype: str, told: 
         found += judge_step(step, run, {"LOST_UPDATE": all_rules()["LOST_UPDATE"]})
     assert len({f.code for f in found}) == told
     assert [one.cause for one in diagnoses_of(run.evidence(found))] == ["update_lost"] * told
+
+
+@pytest.mark.parametrize(("in_fp32", "told"), [(0.0, ["NO_GRADIENT_ARRIVES"]), (1e-9, [])])
+def test_a_gradient_that_fp32_has_is_not_cut_off(in_fp32: float, told: list[str]):
+    run = RunHistory()
+    gradient = GradientError("w", 0.0, in_fp32, 1.0, 0.1, 1.0, 0.0)
+    run.add_examination(Examination(0, 100, amp_dtype="fp16", gradients=(gradient,)))
+    breach = Breach("no_gradient", ("w",), 1, steps=10, of=10, elements=4, traits=("ran", "zero"))
+    found = judge_step(
+        StepRecord(9, loss=1.0, breaches=(breach,)), run, {"NO_GRADIENT_ARRIVES": all_rules()["NO_GRADIENT_ARRIVES"]}
+    )
+    assert [f.code for f in found] == told
+
+
+def test_weights_that_round_back_are_told_where_and_when_they_were_first_seen_to():
+    run, found = RunHistory(), []
+    optimizer = OptimizerState("AdamW", True, False, 1e-5, param_dtype="bfloat16")
+    for i, still in enumerate([(990, 900), (900, 990), (980, 985)]):
+        updates = tuple(Update(name, "bfloat16", 1e-5, 1000, n, 1e-7, 0.1) for name, n in zip("ab", still))
+        step = StepRecord(i, stepped=True, updates=updates, optimizers=(optimizer,))
+        found += judge_step(step, run, {"LOST_UPDATE": all_rules()["LOST_UPDATE"]})
+    (one,) = diagnoses_of(run.evidence(found))
+    assert (one.culprit, one.step) == ("a", 0)
+    assert {f.site for f in found} == {"a"}

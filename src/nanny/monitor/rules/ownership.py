@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -142,6 +142,11 @@ def _is_zero_in_fp32(run: RunHistory) -> bool:
     return bool(seen) and not any(seen)
 
 
+def _is_short_format(run: RunHistory, names: Sequence[str]) -> bool:
+    """A gradient of these is exactly 0, and in FP32 it is not: that is underflow, and nothing cuts it off."""
+    return any(g.reference_norm > 0 == g.norm for exam in run.examinations for g in exam.gradients if g.name in names)
+
+
 def _has_dead_output(traced: StepRecord | None) -> bool:
     """A module put out nothing but 0, and not for its weights: units that are off have no gradient, DEAD_LAYER tells of them."""
     if traced is None or traced.outputs is None:
@@ -176,6 +181,8 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
             continue
         if "nowhere" in one.traits and not (step.loss and _is_zero_in_fp32(run)):
             continue  # no reward yet, or a format too short
+        if _is_short_format(run, one.names):
+            continue
         needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
         if one.steps >= needed:
             yield Observation(
