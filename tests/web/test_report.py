@@ -586,6 +586,22 @@ def test_codes_in_the_browser_mean_the_same_values(opened):
     assert np.allclose(values, [65504, 2.0**-24], rtol=0.003)
 
 
+@pytest.mark.parametrize(
+    ("steps", "drawn"),
+    [
+        ([0, 500, 510], [[0, 6], [50, 51], [51, 57]]),  # two of three are far apart: drawn where they were taken
+        ([0, 100, 200, 300], [[0, 10], [10, 20], [20, 30], [30, 36]]),  # near one another: no gaps
+        ([500], [[50, 56]]),
+        ([0, 995], [[0, 6], [99, 100]]),
+    ],
+)
+def test_a_sample_is_drawn_where_it_was_taken(opened, steps, drawn):
+    reach = [edge for start, end in zip(steps, [*steps[1:], 1e9]) for edge in (start, end)]
+    matrix = f"{{ steps: {steps}, bounds: {list(range(len(steps) + 1))}, reach: {reach} }}"
+    found = opened.page.evaluate(f"{steps}.map((_, column) => cellsOf({matrix}, column, [0, 1000], 100))")
+    assert found == drawn
+
+
 @pytest.mark.slow
 def test_between_two_samples_the_nearer_one_is_described(opened):
     column = "(step) => columnAt({ steps: [0, 48, 49, 60], bounds: [0, 1, 3, 4], reach: new Array(6) }, step)"

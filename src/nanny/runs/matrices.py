@@ -29,7 +29,7 @@ DRAWN = tuple(kind for kind in KINDS if kind != "buffer")
 
 Statistics = Mapping[str, np.ndarray]  # name -> [samples, sites]
 ABSENT = np.float32(-1.0)
-GAP = 4.0  # a stretch without samples this many times the usual distance stays empty in the picture
+NOTHING_BUT_ROUNDING = 1e-12  # of the energy of all gradients, in FP32: one that is 0 (a bias before a softmax), and no error
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,17 @@ class Columns:
 
     @property
     def reach(self) -> np.ndarray:
-        """float64 [columns, 2]: from where to where on the step axis each column is drawn.
+        """float64 [columns, 2]: from where to where on the step axis each column may be drawn.
 
-        A column begins at its own first step, so that no damage shows before it was seen, and reaches to the next one, unless
-        that is far away, or a loss was lost on the way: then the stretch between was not sampled.
+        A column begins at its own first step, so that no damage shows before it was seen, and goes on to the next one at most, or
+        to the next lost loss. Who draws it stays where it was taken, unless the next one is near.
         """
         if not len(self.steps):
             return np.zeros((0, 2))
         first, last = self.steps[self.bounds[:-1]].astype(float), self.steps[self.bounds[1:] - 1].astype(float)
-        usual = _usual_distance(self.steps)
-        following = np.append(first[1:], last[-1] + usual)
-        far = following - last > GAP * usual
+        following = np.append(first[1:], last[-1] + np.diff(first, prepend=first[0] - 1)[-1])
         next_lost = np.append(self.bad, np.inf)[np.searchsorted(self.bad, last, side="right")]
-        return np.stack([first, np.minimum(np.where(far, last + usual, following), next_lost)], axis=1) - 0.5
+        return np.stack([first, np.minimum(following, next_lost)], axis=1) - 0.5
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,8 @@ def error_matrix(source: Source, sites: Sequence[str]) -> Matrix | None:
     keys = np.full((len(sites), len(seen)), ABSENT, np.float32)
     for column, examination in enumerate(seen):
         for gradient in examination.gradients:
-            if gradient.name in row_of and not gradient.reference_nonfinite:
+            is_noise = gradient.error > 1 and gradient.energy_share < NOTHING_BUT_ROUNDING
+            if gradient.name in row_of and not gradient.reference_nonfinite and not is_noise:
                 value = np.nan if gradient.nonfinite else gradient.error
                 keys[row_of[gradient.name], column] = order_keys(np.array(value), np.array(True))
     return Matrix(columns, keys)
@@ -205,10 +204,3 @@ def worst_of(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of keys [samples of a group, sites], the worst of each site, and which of the samples it was (uint16)."""
     where = block.argmax(0)
     return block[where, np.arange(block.shape[1])], np.minimum(where, 65535)
-
-
-def _usual_distance(steps: np.ndarray) -> float:
-    """The largest distance between samples that is no exception: dense ones around an error must not make the rest look empty."""
-    distances = np.sort(np.diff(steps))[::-1]
-    exceptions = max(2, len(distances) // 100)
-    return float(distances[min(exceptions, len(distances) - 1)]) if len(distances) else 1.0

@@ -64,15 +64,25 @@ const tailOf = (text, width) => (text.length <= width ? text : `…${text.slice(
 // Plotly reads a little HTML in texts; names of layers are not meant as any.
 const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\s+/g, " ");
 
+// From which cell to which a column is drawn: where it was taken, and over the stretch to the next one if that is near.
+const NEAR = 6; // cells
+function cellsOf(matrix, column, range, width) {
+  const { reach, steps, bounds } = matrix, pixel = (range[1] - range[0]) / width;
+  const start = reach[2 * column], next = 2 * column + 2 < reach.length ? reach[2 * column + 2] : Infinity;
+  const limit = Math.min(reach[2 * column + 1], next), own = steps[bounds[column + 1] - 1] + 0.5;
+  const end = limit - start <= 2 * NEAR * pixel ? limit : Math.min(limit, Math.max(own, start + NEAR * pixel));
+  const from = Math.max(0, Math.floor((start - range[0]) / pixel + 1e-6));
+  return end <= range[0] ? [0, 0] : [from, Math.min(width, Math.max(from + 1, Math.ceil((end - range[0]) / pixel - 1e-6)))];
+}
+
 // The worst code of each pixel: `matrix` has codes [rows, columns] and where its columns reach on the step axis.
 function pooledTo(matrix, rows, range, width, height) {
   const columns = matrix.reach.length / 2, perRow = Math.max(1, Math.ceil(rows.length / height));
   const lines = Math.ceil(rows.length / perRow), pixel = (range[1] - range[0]) / width;
   const out = new Uint16Array(lines * width);
   for (let column = 0; column < columns; column++) {
-    const from = Math.max(0, Math.floor((matrix.reach[2 * column] - range[0]) / pixel + 1e-6));
-    const until = Math.min(width, Math.max(from + 1, Math.ceil((matrix.reach[2 * column + 1] - range[0]) / pixel - 1e-6)));
-    if (matrix.reach[2 * column + 1] <= range[0] || from >= width) continue;
+    const [from, until] = cellsOf(matrix, column, range, width);
+    if (until <= from) continue;
     for (let i = 0; i < rows.length; i++) {
       const code = matrix.codes[rows[i] * columns + column], start = Math.floor(i / perRow) * width;
       if (code === 0) continue;
@@ -84,10 +94,11 @@ function pooledTo(matrix, rows, range, width, height) {
 
 // The true worst cell under a pixel: row, column, step and code.
 function worstUnder(matrix, rows, range, grid, x, line) {
-  const columns = matrix.reach.length / 2, left = range[0] + x * grid.pixel, right = left + grid.pixel;
+  const columns = matrix.reach.length / 2;
   let best = null;
   for (let column = 0; column < columns; column++) {
-    if (matrix.reach[2 * column + 1] <= left || matrix.reach[2 * column] >= right) continue;
+    const [from, until] = cellsOf(matrix, column, range, grid.width);
+    if (x < from || x >= until) continue;
     for (let i = line * grid.perRow; i < Math.min((line + 1) * grid.perRow, rows.length); i++) {
       const code = matrix.codes[rows[i] * columns + column];
       if (best === null || code > best.code) best = { row: rows[i], column, code };
