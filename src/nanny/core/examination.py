@@ -38,10 +38,15 @@ class Place:
         return self.phase == "loop" and not self.site
 
 
-def operation(op: str) -> str:
-    """An operation outside any module, by the name a user would type: `_to_copy` is a call of `.to()`."""
+def as_typed(op: str) -> str:
+    """The name a user would type: `_to_copy` is a call of `.to()`."""
     plain = op.lstrip("_")
-    return f"op:{_AS_TYPED.get(plain, plain)}"
+    return _AS_TYPED.get(plain, plain)
+
+
+def operation(op: str) -> str:
+    """An operation outside any module."""
+    return f"op:{as_typed(op)}"
 
 
 _AS_TYPED = {"to_copy": "to", "copy": "copy_"}

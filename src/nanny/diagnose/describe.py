@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..core.examination import Examination, FirstBad, Hazard
 from ..core.formats import FP16
-from ..core.numbers import amount, number, share, short
+from ..core.numbers import number, share, short
 from .records import Diagnosis
 from .registry import CERTAIN, LIKELY, POSSIBLE, less_sure
 from .signs import Signs
@@ -91,7 +91,7 @@ def chain_of(signs: Signs, at: FirstBad, culprit: str) -> tuple[str, ...]:
         if incident.loss is not None and not math.isfinite(incident.loss):
             links.append(f"loss {short(incident.loss)}")
         if incident.bad_grads:
-            links.append(f"{amount(len(incident.bad_grads), 'gradient')} {'NaN' if incident.nan_grads else 'Inf'}")
+            links.append(f"gradients {'NaN' if incident.nan_grads else 'Inf'}")
         links.append("optimizer step skipped" if incident.skipped else "weights spoilt" if incident.bad_grads else "")
     return tuple(link for link in links if link)
 
@@ -113,7 +113,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     if signs.converged and worst < _MOSTLY_WRONG and not ruined:
         return  # the loss has gone where it was to go, whatever rounding did to the gradients
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
-    in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _STORED and _told(exam.gradient_error)
+    in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _BESIDE and _told(exam.gradient_error)
     error = f"gradients {share(exam.gradient_error)} off FP32 at this step" if in_gradients else ""
     confidence = LIKELY if hazard.consequence >= 0.1 or ruined else POSSIBLE
     if name == signs.lead and max(worst, ruined) >= 0.5:
@@ -142,7 +142,7 @@ def _ruined_share(found: Sequence[tuple[Examination, Hazard]]) -> float:
 
 
 _MOSTLY_WRONG = 0.5  # of a gradient
-_STORED = ("coarse_target", "coarse_input")  # the twin begins with it: its gradients tell nothing
+_BESIDE = ("average", "coarse_target", "coarse_input")  # no gradient goes through it, or the twin begins with it
 
 
 def _passes(signs: Signs, found: Sequence[tuple[Examination, Hazard]]) -> bool:

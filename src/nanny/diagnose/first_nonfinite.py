@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.examination import as_typed, operation
 from ..core.formats import FP16
 from ..core.numbers import amount, number
 from ..core.ops import GROW
@@ -213,7 +214,7 @@ def _maker_said(found: Autopsy) -> str:
     size = found.size if found.size and FP16.max < found.size < math.inf else None
     return (
         ("" if found.sure else "(at the latest) ")
-        + f"`{found.op}`"
+        + f"`{as_typed(found.op)}`"
         + ("" if size is None else f", which reaches about {number(float(f'{size:.2g}'))} in FP32")
     )
 
@@ -263,4 +264,4 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
     if len(step.between) == 1:
         return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of {made}", evidence)
     behind = f", behind `{found.after}`" if found.after else ""
-    return Culprit(code, f"op:{found.op}", f"the loss is {what}; the first bad number came out of {made}{behind}", evidence)
+    return Culprit(code, operation(found.op), f"the loss is {what}; the first bad number came out of {made}{behind}", evidence)

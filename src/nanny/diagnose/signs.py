@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.examination import Examination, FirstBad, Hazard, Place
+from ..core.examination import Examination, FirstBad, Hazard, Place, operation
 from ..core.finding import NannyError
 from ..core.formats import FP16, format_of
 from ..core.limits import Limits
@@ -167,7 +167,7 @@ class Signs:
                 return _of_factor(autopsy, incident.step)
             if autopsy is not None and not autopsy.weight:
                 op = autopsy.op.lstrip("_")
-                if site in (self.facts.latest.root_site, f"op:{autopsy.op}"):
+                if site in (self.facts.latest.root_site, operation(autopsy.op)):
                     site = ""
                 same = None if autopsy.from_data or autopsy.nan else self._overflows_later(op, site)
                 place = Place("data:input" if autopsy.from_data else site, phase="forward" if site else self._phase_of(incident))

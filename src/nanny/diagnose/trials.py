@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..core.examination import Trial
+from ..core.examination import Trial, as_typed
 from ..core.numbers import amount, number
 
 
@@ -16,7 +16,7 @@ def trial_in_words(trial: Trial, language: str = "en") -> str:
     more = words["more"].format(count=trial.places - 1, places=amount(trial.places - 1, "more place")) if trial.places > 1 else ""
     value = "" if trial.value is None else number(trial.value)
     change = words[f"change.{trial.change}"].format(
-        op=f"`{trial.op}`", value=value, more=more, rows=amount(int(trial.value or 0), "row")
+        op=f"`{as_typed(trial.op)}`", value=value, more=more, rows=amount(int(trial.value or 0), "row")
     )
     outcomes = [words[f"outcome.{key}"].format(*numbers) for key, *numbers in _outcome(trial)]
     told = words[{True: "helps", False: "helps not", None: "tried"}[trial.helped]]

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.examination import Place
+from ..core.examination import Place, as_typed
 from ..core.ops import SAME_VALUE, SELECT
 
 
@@ -96,6 +96,10 @@ class Suspect:
     error_energy: float = 0.0  # squared absolute error that arrived in gradients
     silenced_elements: int = 0
     ruined_elements: int = 0
+
+    @property
+    def written(self) -> str:
+        return as_typed(self.op)
 
     @property
     def in_backward(self) -> bool:

@@ -6,6 +6,8 @@ from ..core.command_line import LANGUAGES
 from ..core.finding import Finding
 from ..diagnose.knowledge import causes
 from ..diagnose.records import Diagnosis
+from ..diagnose.text import BLAME
+from ..diagnose.verdict import certainty
 from ..show.translation import translate, words_of
 from ..show.wall import outlook, wall_svg
 from .source import title_of
@@ -57,8 +59,8 @@ def _noticed_at(first: Finding | None, lang: str) -> str:
 def _place(one: Diagnosis, rank: int | None, lang: str) -> str:
     words = words_of("wall", lang)
     file = one.where.replace("\\", "/").rpartition("/")[2]
-    sure = words["early"] if one.early else words["sure"].format(percent=f"{100 * one.confidence:.0f}")
     when = "" if one.step is None else words["impact"].format(step=one.step)
-    blame = "" if one.precision_caused is None else words["precision" if one.precision_caused else "not_precision"]
+    known = "" if one.precision_caused is None else translate(BLAME[one.precision_caused], lang)
     process = "" if rank is None else f"rank {rank}"
-    return " · ".join(fact for fact in (one.culprit, when, process, file, one.cause, sure, blame) if fact)
+    sure = translate(certainty(one), lang)
+    return " · ".join(fact for fact in (one.culprit, when, process, file, one.cause, sure, known) if fact)

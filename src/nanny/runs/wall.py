@@ -91,7 +91,9 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     bad = _bad_operation(source, diagnosis)
     clearance, impact = None, None
     if diagnosis is not None:
-        found = _site_of(source, diagnosis.culprit, diagnosis.family) or _in_its_place(source, diagnosis.culprit)
+        found = _site_of(source, diagnosis.culprit, diagnosis.family) or _in_its_place(source, diagnosis)
+        if found is None and bad is None and first is not None:  # of an operation that nobody measured: where it was noticed
+            found = _site_of(source, first.site, kind=first.evidence.get("kind"))
         impact = None if diagnosis.early else diagnosis.step
     elif first is not None:
         found, impact = _site_of(source, first.site, kind=first.evidence.get("kind")), first.step
@@ -116,7 +118,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
     seen = layer_histogram(source, kind, site)
     drawn = base if seen is None else _with_histogram(base, source, kind, site, seen, form)
     family = "" if diagnosis is None else diagnosis.family
-    if family == "update_stagnation" and kind == "weight":
+    if family == "update_stagnation" and kind == "weight" and diagnosis is not None and site == diagnosis.culprit:
         return _with_updates(drawn, source, site, form)
     return _with_fp32_gradients(drawn, source) if family == "underflow" and kind == "grad" else drawn
 
@@ -206,11 +208,18 @@ def _site_of(source: Source, culprit: str, family: str = "", kind: str | None = 
     return None
 
 
-def _in_its_place(source: Source, culprit: str) -> tuple[str, str] | None:
-    """Of data, an optimizer or a scaler there is no histogram: what the data goes into, what the optimizer moves."""
-    kinds = ("output", "grad") if culprit.startswith("data") else ("weight", "grad", "output")
-    sites = ((kind, site.name) for kind in kinds for site in source.sites(kind))
-    return next(sites, None) if culprit.partition(":")[0].partition(".")[0] in ("data", "optimizer", "scaler") else None
+def _in_its_place(source: Source, one: Diagnosis) -> tuple[str, str] | None:
+    """Of data, an optimizer, a scaler or the loop there is no histogram: what the data goes into, what the optimizer moves, what
+    the loop scales."""
+    part = one.culprit.partition(":")[0].partition(".")[0]
+    kinds = {
+        "data": ("output", "grad"),
+        "optimizer": ("weight", "grad", "output"),
+        "scaler": ("weight", "grad", "output"),
+        "loop": KINDS.get(one.family, DEFAULT_KINDS),
+    }.get(part, ())
+    first = ((kind, sites[0].name) for kind in kinds if (sites := source.sites(kind)))
+    return next((place for place in first if layer_histogram(source, *place) is not None), None)
 
 
 def _closest(matrices: Mapping[str, KindMatrices], form: Format) -> tuple[tuple[str, str] | None, Clearance | None]:

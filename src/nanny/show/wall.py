@@ -94,8 +94,8 @@ class _Axes:
     def __init__(self, wall: Wall) -> None:
         steps = [*(edge for pair in wall.reach for edge in pair), *(step for step, _ in wall.marks)]
         first, last = (min(steps), max(steps)) if steps else (wall.steps or (0, 1))
-        if wall.steps is not None:  # a sample's reach goes on to where the next one would be
-            last = min(last, wall.steps[1] + 1)
+        if wall.steps is not None:
+            last = wall.steps[1] + 1
         if wall.impact is not None:  # what led there matters, and a little of what came of it
             last = min(last, wall.impact + max(0.3 * (wall.impact - first), 6) + 0.5)
             first, last = min(first, wall.impact - 1), max(last, wall.impact + 1)
@@ -370,7 +370,7 @@ def _safe(text: str) -> str:
 
 def _width(text: str, size: float) -> float:
     """Roughly: fonts differ, so a little wide."""
-    return sum(1.0 if unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
+    return sum(1.0 if c in "mwMW%" or unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
 
 
 def _fit(text: str, width: float, size: float) -> str:

@@ -27,9 +27,9 @@ from ..core.numbers import number
 from ..core.plain_json import finite
 from ..core.terminal import progress, visible
 from ..diagnose import knowledge
-from ..diagnose.text import render_markdown
+from ..diagnose.text import BLAME, render_markdown
 from ..diagnose.trials import trial_in_words
-from ..diagnose.verdict import Verdict
+from ..diagnose.verdict import Verdict, certainty
 from ..runs.alerts import findings_of, job_verdict, repeats
 from ..runs.card import cards, outlooks
 from ..runs.compare import compare_runs, ratio_matrix
@@ -219,8 +219,9 @@ def _diagnoses(summary: Summary) -> list[dict[str, Any]]:
     if one is None:
         return []
     tried = {lang: [trial_in_words(t, lang) for t in one.tried] for lang in LANGUAGES}
+    facts = {lang: [translate(text, lang) for text in (BLAME[one.precision_caused], certainty(one))] for lang in LANGUAGES}
     markdown = {lang: render_markdown(summary.verdict, one.in_language(lang), language=lang) for lang in LANGUAGES}
-    return [{**finite(one.to_json()), "tried": tried, "pages": _cause_pages(one.cause), "markdown": markdown}]
+    return [{**finite(one.to_json()), "tried": tried, "facts": facts, "pages": _cause_pages(one.cause), "markdown": markdown}]
 
 
 def _cause_pages(cause: str) -> dict[str, Any]:
@@ -311,7 +312,7 @@ def _verdict(summary: Summary) -> dict[str, Any]:
     culprit, verdict = summary.culprit, summary.verdict
     key = None if culprit is None else [culprit.step, culprit.code, _cut(culprit.site), culprit.rank]
     words = {"text": verdict.text, "word": verdict.word, "reason": verdict.reason}
-    return {"healthy": verdict.healthy, **words, "counts": summary.counts, "culprit": key}
+    return {"healthy": verdict.healthy, **words, "counts": summary.counts, "culprit": key, "rank": verdict.rank}
 
 
 def _worst_findings(findings: Sequence[Finding], most: int) -> tuple[list[dict[str, Any]], int]:

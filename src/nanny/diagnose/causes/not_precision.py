@@ -252,7 +252,9 @@ def singular_gradient(signs: Signs) -> Iterator[Diagnosis]:
     scales = signs.evidence.curve("scale")[1]
     at_any_scale = len(scales) and float(np.min(scales)) <= 1 and signs.skips[2] > 0
     if at.source != "examination" and at.nan and (at_any_scale or not len(scales)):
-        yield by_first_bad(signs, at, POSSIBLE, "gradients are NaN at any loss scale while forward and loss are finite")
+        scaled = "gradients are NaN at any loss scale while forward and loss are finite"
+        text = scaled if len(scales) else "gradients are NaN while forward and loss are finite"
+        yield by_first_bad(signs, at, POSSIBLE, text)
 
 
 def _forward_name(signs: Signs, at: FirstBad) -> str:

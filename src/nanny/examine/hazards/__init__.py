@@ -103,7 +103,7 @@ def hazard_of(
     harm = suspect.consequence if consequence is None else consequence
     return Hazard(
         kind="",
-        op=op or _NAMES.get(suspect.op, suspect.op),
+        op=op or suspect.written,
         place=suspect.place if site is None else replace(suspect.place, site=site),
         order=suspect.order,
         dtype=suspect.dtype,
@@ -151,7 +151,6 @@ def _merge(hazards: Iterable[Hazard]) -> list[Hazard]:
     return out
 
 
-_NAMES = {"to_copy": "to"}  # as the user wrote it
 _TOGETHER = frozenset(["update_lost", "state_still", "decay_lost"])
 
 

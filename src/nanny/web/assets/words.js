@@ -30,7 +30,7 @@ function verdictSentence() {
 const titleOf = (cause) => (cause.pages[language]?.title ?? cause.cause).replace(/[.。]$/, "");
 
 function placeOf(cause) {
-  const rank = page.ranks.length && page.verdict.culprit?.[3] != null ? t("rank", page.verdict.culprit[3]) : "";
+  const rank = page.verdict.rank === null ? "" : t("rank", page.verdict.rank);
   return [cause.culprit, cause.step === null ? "" : t("step", cause.step), rank, cause.where].filter(Boolean).join(" · ");
 }
 
@@ -48,7 +48,7 @@ function drawVerdict() {
     page.comparison?.parts ? make("p", { class: "warning strong" }, `${labelled("compare", page.comparison.other.id)}${said(page.comparison.lines[0])}`) : null,
     drawWall(),
     drawFacts(),
-    page.notes.map((note) => make("p", { class: "warning" }, said(note))), commands(page.next));
+    page.notes.map((note) => make("p", { class: "warning" }, said(note))), cause ? null : commands(page.next));
 }
 
 const asImage = (svg) => `data:image/svg+xml,${encodeURIComponent(svg)}`;
@@ -146,13 +146,10 @@ function commands(list) {
 function drawDiagnoses() {
   document.getElementById("diagnosis").hidden = !page.diagnoses.length;
   fill("diagnosis", make("h2", {}, t("diagnosis")), page.diagnoses.map((d) => {
-    const precision = d.precision_caused === null ? "" : t(d.precision_caused ? "precision yes" : "precision no");
-    const facts = [precision, d.early ? t("early") : "",
-      d.expected_step === null ? "" : t("expected", d.expected_step), t("sure", percent(d.confidence))];
     const show = page.focus.step === null ? null : showCulprit;
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
-      make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${facts.filter(Boolean).join(" · ")}`),
+      make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${d.facts[language].join(" · ")}`),
       d.source ? make("pre", { class: "source" }, d.source) : null,
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, rich(said(link))))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
@@ -163,7 +160,7 @@ function drawDiagnoses() {
         known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
       make("div", { class: "bar" }, show ? make("button", { on: { click: show } }, t("show")) : null,
         copyButton(d.markdown[language], "as markdown", { id: "markdown" })));
-  }));
+  }), page.diagnoses.length ? commands(page.next) : null);
 }
 
 function showCulprit() {
