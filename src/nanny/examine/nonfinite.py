@@ -206,7 +206,7 @@ def first_bad(suspects: Iterable[Suspect]) -> FirstBad | None:
     for i, operand in enumerate(o for o in first.operands if o.absmax or o.rms):
         inputs |= {f"absmax{i}": operand.absmax, f"absmin{i}": operand.absmin}
     return FirstBad(
-        op=first.written,
+        op=first.op_name,
         place=first.place if first.spot is None else first.spot.resolve(),
         order=first.order,
         nan=first.nan,

@@ -98,7 +98,7 @@ class Suspect:
     ruined_elements: int = 0
 
     @property
-    def written(self) -> str:
+    def op_name(self) -> str:
         return as_typed(self.op)
 
     @property

@@ -103,7 +103,7 @@ def hazard_of(
     harm = suspect.consequence if consequence is None else consequence
     return Hazard(
         kind="",
-        op=op or suspect.written,
+        op=op or suspect.op_name,
         place=suspect.place if site is None else replace(suspect.place, site=site),
         order=suspect.order,
         dtype=suspect.dtype,

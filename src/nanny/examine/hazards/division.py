@@ -72,7 +72,7 @@ def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     form = step.format_of(suspect)
     largest = suspect.numbers.get("flushed_absmax", 0.0)
     follows = f"an update that divides by them is {short(times)} times as long as in FP32" if too_long else _then(suspect)
-    said = f"{suspect.written} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {follows}"
+    said = f"{suspect.op_name} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {follows}"
     if suspect.numbers.get("flushed"):
         name = next((f"`{o.name}`" for o in suspect.operands if o.name), "a tensor")
         smallest = short(suspect.numbers["smallest"])
@@ -97,7 +97,7 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     if suspect.in_backward:
         return hazard_of(
             suspect,
-            f"the derivative of {suspect.forward or suspect.written} is not finite although forward was: "
+            f"the derivative of {suspect.forward or suspect.op_name} is not finite although forward was: "
             "a root, norm or power of exactly zero",
             op=suspect.forward or None,
         )
@@ -113,9 +113,9 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     what, together = "NaN" if suspect.nan else "infinities", bool(suspect.numbers.get("fell_together"))
     return hazard_of(
         suspect,
-        f"{suspect.written} makes {what} out of {source}, of which several fell on the same one"
+        f"{suspect.op_name} makes {what} out of {source}, of which several fell on the same one"
         if together
-        else f"{suspect.written} makes {what} out of {source}, in FP32 as well",
+        else f"{suspect.op_name} makes {what} out of {source}, in FP32 as well",
         "fell_together" if together else "",
         "from_data" if loaded or of_data else "",
         "infinite_data" if loaded else "",
@@ -143,7 +143,7 @@ def undefined(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     form, what = step.format_of(suspect), "NaN" if suspect.nan else "infinities"
     return hazard_of(
         suspect,
-        f"{suspect.written} makes {what} in {form.name}, {number(suspect.reference_absmax)} in FP32",
+        f"{suspect.op_name} makes {what} in {form.name}, {number(suspect.reference_absmax)} in FP32",
         "after_difference" if suspect.after & DIFFERENCES else "",
         "singular" if suspect.op in SINGULAR_AT_ZERO | SINGULAR_AT_ONE | ROOTS | NORMS else "",
         site="optimizer" if suspect.place.phase == "optimizer" else None,

@@ -89,7 +89,7 @@ def coarse_input(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     return hazard_of(
         suspect,
         f"positions were stored in {form.name}, where its numbers lie {spacing} apart, {short(numbers['angle'])} radians in "
-        f"{suspect.written}: {share(numbers['equal'])} of them are equal to another one, and their targets differ by "
+        f"{suspect.op_name}: {share(numbers['equal'])} of them are equal to another one, and their targets differ by "
         f"{share(numbers['unexplained'])} of all that targets do",
         "angle",
         value=numbers["angle"],
@@ -106,5 +106,5 @@ def masked_rows(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     if suspect.trouble != "nonfinite" or not rows or not suspect.destroyed:
         return None
     return hazard_of(
-        suspect, f"{share(rows)} of the rows of {suspect.written} are -inf throughout, which gives NaN", value=rows, limit=0.0
+        suspect, f"{share(rows)} of the rows of {suspect.op_name} are -inf throughout, which gives NaN", value=rows, limit=0.0
     )

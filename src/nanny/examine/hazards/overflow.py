@@ -25,7 +25,7 @@ def exp_range(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     limit = 11.09 if form.name == "fp16" else 88.7
     return hazard_of(
         suspect,
-        f"{suspect.written}({short(largest)}) leaves the range of {form.name}: the limit is {limit}",
+        f"{suspect.op_name}({short(largest)}) leaves the range of {form.name}: the limit is {limit}",
         form.name,
         "in_reference" if suspect.in_reference else "",
         value=largest,
@@ -47,7 +47,7 @@ def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     beyond = (
         f"beyond {number(form.max)} of {form.name}" if expected >= form.max else f"but leaves the range of {form.name} on its way"
     )
-    what = f"{suspect.written} gives {number(expected)} in FP32, {beyond}"
+    what = f"{suspect.op_name} gives {number(expected)} in FP32, {beyond}"
     traits = set(_traits(suspect, step))
     return hazard_of(
         suspect,

@@ -41,7 +41,7 @@ def flush(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     scaler = None if not suspect.in_backward else "scaler.scale" if step.scale is not None else "scaler"
     return hazard_of(
         suspect,
-        f"{share(flushed)} of {suspect.written}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32"
+        f"{share(flushed)} of {suspect.op_name}'s results are 0 in fp16, at most {short(suspect.reference_absmax)} in FP32"
         + (f"; {share(suspect.silenced)} of the parameters get no gradient at all" if silent else ""),
         "scaled" if step.scale is not None else "",
         "cast_weight" if suspect.op in CASTS and any(o.role == "parameter" for o in suspect.operands) else "",
@@ -77,7 +77,7 @@ def accumulation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     return hazard_of(
         suspect,
-        f"{suspect.written} adds up in {form.name}: its result is {share(own if own is not None else suspect.plain)} off",
+        f"{suspect.op_name} adds up in {form.name}: its result is {share(own if own is not None else suspect.plain)} off",
         "fan_in" if fan_in else "scatter" if suspect.op in SCATTERS else "",
         site=next(iter(suspect.reached)) if fan_in and not suspect.place.site and len(suspect.reached) == 1 else None,
         value=own if own is not None else suspect.plain,
@@ -93,7 +93,7 @@ def phase(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     return hazard_of(
         suspect,
-        f"angles are off by {short(error)} radians, so {suspect.written} is {share(suspect.plain)} wrong",
+        f"angles are off by {short(error)} radians, so {suspect.op_name} is {share(suspect.plain)} wrong",
         value=error,
         limit=step.limits.damage_phase,
     )
@@ -108,7 +108,7 @@ def biased_rounding(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     return hazard_of(
         suspect,
-        f"{suspect.written} rounds the same way in each of {suspect.repeats} repetitions (mean error {bias:+.1f} of its spread)",
+        f"{suspect.op_name} rounds the same way in each of {suspect.repeats} repetitions (mean error {bias:+.1f} of its spread)",
         value=abs(bias),
         limit=step.limits.damage_bias,
     )
@@ -133,7 +133,7 @@ def cancellation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return _of_choice(suspect, step)
     return hazard_of(
         suspect,
-        f"{suspect.written} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} wrong",
+        f"{suspect.op_name} of numbers of {short(largest)} leaves {short(suspect.reference_rms)}, {share(suspect.plain)} wrong",
         *_traits(suspect, step),
         value=suspect.reference_rms / largest,
         limit=1 / step.limits.damage_bits_lost,
@@ -149,7 +149,7 @@ def _kind_of_choice(suspect: Suspect) -> str:
 def _of_choice(suspect: Suspect, step: ExaminedStep) -> Hazard:
     return hazard_of(
         suspect,
-        f"{suspect.written} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
+        f"{suspect.op_name} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}: what varies in it is "
         f"{share(max(suspect.plain, suspect.centred))} wrong, and a choice is made by it",
         _kind_of_choice(suspect),
         value=suspect.centred,
@@ -188,7 +188,7 @@ def absorption(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     named = next((n for n in suspect.met if n in DIFFERENCES), None) if first == "before_difference" else None
     return hazard_of(
         suspect,
-        f"{suspect.written} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}; what varies is "
+        f"{suspect.op_name} stores {short(suspect.reference_absmax)} in {step.format_of(suspect).name}; what varies is "
         f"{share(suspect.centred)} wrong",
         *traits,
         op=named,
@@ -250,7 +250,7 @@ def amplification(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     bias = suspect.numbers.get("bias")
     return hazard_of(
         suspect,
-        f"{suspect.written} turns an error of {share(suspect.input_level)} into one of {share(suspect.plain)}"
+        f"{suspect.op_name} turns an error of {share(suspect.input_level)} into one of {share(suspect.plain)}"
         + (f"; it is biased ({bias:+.1f} of its spread)" if bias is not None and abs(bias) > 0.5 else ""),
         *_traits(suspect, step),
         value=suspect.plain,
@@ -293,7 +293,7 @@ def decision(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         return None
     return hazard_of(
         suspect,
-        f"{suspect.written} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
+        f"{suspect.op_name} decides {share(suspect.share)} of {suspect.count} cases differently from FP32"
         + (f"; {share(ties)} of the choices are ties" if ties else ""),
         "target" if suspect.target or not suspect.differentiable else "",
         value=suspect.share,
