@@ -771,10 +771,8 @@ class Recorder:
         self.optimizers.setdefault(id(optimizer), weakref.ref(optimizer))
         self.capture.record.stepped = True
         self.capture.stepped_by.add(id(optimizer))
-        rates = [lr_of(group) for group in optimizer.param_groups]
-        known = self.capture.record.lr
-        if rates:
-            self.capture.record.lr = max(rates if known is None else [*rates, known])
+        rates = [self.capture.record.lr, *map(lr_of, optimizer.param_groups)]
+        self.capture.record.lr = max((rate for rate in rates if rate is not None), default=None)
 
 
 def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
