@@ -35,15 +35,9 @@ class Entry:
         return self.name
 
     @property
-    def title(self) -> str:
-        return self.doc.partition("\n")[0]
-
-    @property
     def hint(self) -> str:
-        return self.paragraph("Fix")
-
-    def paragraph(self, head: str) -> str:
-        return paragraph(self.doc, head)
+        """The paragraph that begins with `Fix:`, on one line."""
+        return " ".join(self.doc.partition("Fix:")[2].split("\n\n")[0].split())
 
 
 class Registry:
@@ -78,12 +72,6 @@ def import_all(package: str) -> None:
     folder = importlib.import_module(package)
     for module in sorted(m.name for m in pkgutil.iter_modules(folder.__path__)):
         importlib.import_module(f"{package}.{module}")
-
-
-def paragraph(doc: str, head: str) -> str:
-    """The paragraph that begins with `head:`, on one line."""
-    _, _, rest = doc.partition(f"{head}:")
-    return " ".join(rest.split("\n\n")[0].split())
 
 
 def docstring_page(pages: Pages, code: str, severity: Severity) -> Callable[[Function], Function]:

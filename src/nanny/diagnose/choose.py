@@ -340,7 +340,7 @@ def all_that_fit(evidence: Evidence) -> list[Diagnosis]:
             family=one.family,
             precision_caused=seen.precision_caused if seen.precision_caused is not None or unknown else one.precision,
             remedy=remedy_of(one.name),
-            confirm=confirm_of(one.name) or one.paragraph("Confirm"),
+            confirm=confirm_of(one.name),
         )
         for one in known.values()  # a name never contradicts the formats of the run
         for seen in one.function(signs)

@@ -13,10 +13,7 @@ from ..signs import Signs
 
 @cause("mask_inf_full_row", family="mask", precision=None)
 def mask_inf_full_row(signs: Signs) -> Iterator[Diagnosis]:
-    """A whole row of a softmax is masked with -inf (or a constant that is -inf in this format): 0/0 is NaN.
-
-    Confirm: find a row of the mask without any allowed key: it is a padded query.
-    """
+    """A whole row of a softmax is masked with -inf (or a constant that is -inf in this format): 0/0 is NaN."""
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "mask_inf_full_row":
         yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)

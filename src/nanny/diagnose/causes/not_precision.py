@@ -19,10 +19,7 @@ from .early import entropy_falls
 
 @cause("lr_too_high", family="not_precision", precision=False)
 def lr_too_high(signs: Signs) -> Iterator[Diagnosis]:
-    """Loss and gradients grow from step to step: the steps are too long, in any precision.
-
-    Confirm: run the same steps in FP32: the loss grows as well; with a tenth of the learning rate it does not.
-    """
+    """Loss and gradients grow from step to step: the steps are too long, in any precision."""
     away = signs.steps_too_long
     if away is None:
         yield from _weights_thrown(signs)
@@ -78,10 +75,7 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("lr_spent_early", family="not_precision", precision=False)
 def lr_spent_early(signs: Signs) -> Iterator[Diagnosis]:
-    """A schedule has taken the learning rate to next to nothing after a few steps, and the loss stays where it began.
-
-    Confirm: print scheduler.get_last_lr() at every step: it is spent within the first steps.
-    """
+    """A schedule has taken the learning rate to next to nothing after a few steps, and the loss stays where it began."""
     spent = signs.rate_spent
     if spent is None or signs.learns or signs.harmed:
         return
@@ -101,10 +95,7 @@ def lr_spent_early(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("data_outlier", family="not_precision", precision=False)
 def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
-    """One batch holds a number far outside the others; its gradient throws the weights away, or stops Adam, in any precision.
-
-    Confirm: look at the batch of this step; leave it out, or clip the gradients: the loss goes on as before.
-    """
+    """One batch holds a number far outside the others; its gradient throws the weights away, or stops Adam, in any precision."""
     one = signs.outlier
     if one is None:
         return
@@ -129,10 +120,7 @@ def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("exploding_recurrence", family="not_precision", precision=False)
 def exploding_recurrence(signs: Signs) -> Iterator[Diagnosis]:
-    """Activations or gradients grow by a factor in every layer or time step, before any training.
-
-    Confirm: print the norm after every time step (or layer) in FP32: it grows geometrically.
-    """
+    """Activations or gradients grow by a factor in every layer or time step, before any training."""
     growth = signs.growth
     if growth is None or not (signs.harmed or signs.exploded_at_once or signs.runaway is not None):
         return
@@ -153,10 +141,7 @@ def exploding_recurrence(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("dead_relu", family="not_precision", precision=False)
 def dead_relu(signs: Signs) -> Iterator[Diagnosis]:
-    """Units that are never active: their gradients are exactly zero, in FP32 too.
-
-    Confirm: the inputs of the activation are negative for the whole batch, in FP32 too.
-    """
+    """Units that are never active: their gradients are exactly zero, in FP32 too."""
     yield from by_hazard(signs, "dead_relu")
     off = signs.dead_units
     if off is None or signs.harmed:
@@ -185,10 +170,7 @@ def _no_gradient(signs: Signs) -> Iterator[str]:
 
 @cause("data_nan", family="not_precision", precision=False)
 def data_nan(signs: Signs) -> Iterator[Diagnosis]:
-    """The batch itself holds NaN or infinities.
-
-    Confirm: look at the batch of this step.
-    """
+    """The batch itself holds NaN or infinities."""
     at = signs.first_bad
     if at is None:
         return
@@ -216,10 +198,7 @@ def _which_data(signs: Signs, step: int) -> str:
 
 @cause("undefined_operation", family="not_precision", precision=False)
 def undefined_operation(signs: Signs) -> Iterator[Diagnosis]:
-    """A logarithm, root, division, power or angle outside its domain: no precision has a finite result.
-
-    Confirm: print the smallest and largest argument of this operation: one is outside its domain, in FP32 too.
-    """
+    """A logarithm, root, division, power or angle outside its domain: no precision has a finite result."""
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "undefined_operation" and not signs.ran_away_before(at):
         yield by_first_bad(signs, at, CERTAIN if at.source == "examination" and not at.stored else LIKELY)
@@ -227,10 +206,7 @@ def undefined_operation(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("float32_overflow", family="not_precision", precision=False)
 def float32_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A result beyond 3.4e38, the end of float32 and bfloat16: a wider format of the same kind does not help.
-
-    Confirm: compute the same operation in float64: it is finite and beyond 3.4e38.
-    """
+    """A result beyond 3.4e38, the end of float32 and bfloat16: a wider format of the same kind does not help."""
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "float32_overflow" and not signs.ran_away_before(at):
         # the graph of a loss does not show what went in: an infinite constant looks the same
@@ -239,10 +215,7 @@ def float32_overflow(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("singular_gradient", family="not_precision", precision=False)
 def singular_gradient(signs: Signs) -> Iterator[Diagnosis]:
-    """A derivative is taken where it does not exist: sqrt or norm at 0, a power, an angle at 1.
-
-    Confirm: the same step in FP32 gives NaN in backward at the same operation.
-    """
+    """A derivative is taken where it does not exist: sqrt or norm at 0, a power, an angle at 1."""
     at = signs.first_bad
     if at is None or signs.ran_away_before(at) or (at.place.phase != "backward" and at.hint != "singular_gradient"):
         return  # forward may hold the infinity that only its derivative meets, behind a torch.where
@@ -267,10 +240,7 @@ def _forward_name(signs: Signs, at: FirstBad) -> str:
 
 @cause("vanishing_architecture", family="not_precision", precision=False)
 def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients fade layer by layer on the way back, in FP32 too.
-
-    Confirm: compare the gradient norms of the first and the last layer in FP32: many orders apart.
-    """
+    """Gradients fade layer by layer on the way back, in FP32 too."""
     fade = signs.fade
     if fade is None:
         yield from _biases_alone(signs)
@@ -333,10 +303,7 @@ def _fades_in_time(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("attention_entropy_collapse", family="not_precision", precision=False)
 def attention_entropy_collapse(signs: Signs) -> Iterator[Diagnosis]:
-    """Attention logits are so large that every query sees one key only; no gradient flows through the softmax.
-
-    Confirm: the normalised entropy of the attention is near 0 in FP32 too.
-    """
+    """Attention logits are so large that every query sees one key only; no gradient flows through the softmax."""
     collapsed = signs.one_hot_attention
     if collapsed is None or signs.harmed:
         yield from entropy_falls(signs)

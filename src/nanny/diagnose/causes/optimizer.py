@@ -17,10 +17,7 @@ from ..signs import Runaway, Signs
 
 @cause("adam_eps_underflow_fp16", family="optimizer")
 def adam_eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
-    """Adam works in fp16: eps and small second moments are 0, and the step divides by zero.
-
-    Confirm: after the first step parameters are inf, NaN or far too large although every gradient was finite.
-    """
+    """Adam works in fp16: eps and small second moments are 0, and the step divides by zero."""
     for state in signs.facts.latest.optimizers:
         dtype = state.state_dtype or state.param_dtype
         if state.eps is None or state.fused or dtype != "float16" or state.eps > format_of(dtype).flush_at:
@@ -74,10 +71,7 @@ def _divides_by_eps(signs: Signs, state: OptimizerState, away: Runaway) -> Itera
 
 @cause("adam_eps_dominates", family="optimizer", precision=False)
 def adam_eps_dominates(signs: Signs) -> Iterator[Diagnosis]:
-    """Adam's eps is larger than the gradients it divides by, so the steps shrink with them.
-
-    Confirm: set eps to 1e-15 for a few steps: the loss starts to move.
-    """
+    """Adam's eps is larger than the gradients it divides by, so the steps shrink with them."""
     for state in signs.facts.latest.optimizers:
         ratio = state.eps_ratio
         if ratio is None or ratio >= signs.limits.eps_dominates_error or signs.facts.bad_steps:
@@ -99,10 +93,7 @@ def adam_eps_dominates(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("optimizer_v_lag", family="optimizer", precision=False)
 def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
-    """The second moment has forgotten, or never seen, gradients this large: one step is many times too long.
-
-    Confirm: the rms of g / sqrt(v) of this parameter is above 2 one to eight steps before the loss rises.
-    """
+    """The second moment has forgotten, or never seen, gradients this large: one step is many times too long."""
     steps, losses = signs.evidence.curve("loss")
     known = [s for s in signs.facts.surprises if s.ratio >= signs.limits.surprise_spike]
     if not known or len(losses) < 8:
@@ -137,10 +128,7 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("weight_decay_lost", family="optimizer")
 def weight_decay_lost(signs: Signs) -> Iterator[Diagnosis]:
-    """Weight decay multiplies 16-bit weights by a number that rounds to 1.
-
-    Confirm: p * (1 - lr * weight_decay) == p for every element.
-    """
+    """Weight decay multiplies 16-bit weights by a number that rounds to 1."""
     facts = signs.facts
     for state in facts.latest.optimizers:
         if not state.decoupled or not state.weight_decay or not state.has_half_weights:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from ...core.formats import FP16
 from ...core.numbers import number
@@ -28,75 +29,31 @@ def _of_first_bad(signs: Signs, name: str) -> Iterator[Diagnosis]:
 
 @cause("activation_overflow_fp16", family="overflow")
 def activation_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A layer's output leaves the range of fp16 (65,504) and is stored as infinity.
-
-    Confirm: run this step with the layer in FP32: the infinity is gone and its output peaks above 65,504.
-    """
+    """A layer's output leaves the range of fp16 (65,504) and is stored as infinity."""
     yield from _of_first_bad(signs, "activation_overflow_fp16")
     yield from headroom_falls(signs)
 
 
 @cause("attention_logit_overflow_fp16", family="overflow")
 def attention_logit_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """Attention scores pass 65,504 before the softmax, which makes NaN of inf - inf.
-
-    Confirm: print (q.float() @ k.float().transpose(-2, -1)).abs().max() at this step: it is above 65,504.
-    """
+    """Attention scores pass 65,504 before the softmax, which makes NaN of inf - inf."""
     yield from _of_first_bad(signs, "attention_logit_overflow_fp16")
     yield from attention_logits_grow(signs)
 
 
-@cause("loss_computed_in_fp16", family="overflow")
-def loss_in_fp16(signs: Signs) -> Iterator[Diagnosis]:
-    """The criterion works on fp16 tensors, outside autocast's care; its squares or sums pass 65,504.
-
-    Confirm: evaluate the same criterion on prediction.float() and target.float(): it is finite.
-    """
-    yield from _of_first_bad(signs, "loss_computed_in_fp16")
-
-
-@cause("reduction_overflow_fp16", family="overflow")
-def reduction_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """The sum of many small fp16 numbers passes 65,504.
-
-    Confirm: compare x.sum() with x.sum(dtype=torch.float32) at this step.
-    """
-    yield from _of_first_bad(signs, "reduction_overflow_fp16")
-
-
-@cause("exp_overflow_fp16", family="overflow")
-def exp_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """exp() of more than 11.09 is infinite in fp16.
-
-    Confirm: print the largest input of this exp: it is above 11.09.
-    """
-    yield from _of_first_bad(signs, "exp_overflow_fp16")
-
-
-@cause("product_overflow_fp16", family="overflow")
-def product_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """The product of two moderate numbers passes 65,504: areas, squared coordinates.
-
-    Confirm: multiply the same factors after .float(): the result is finite and above 65,504.
-    """
-    yield from _of_first_bad(signs, "product_overflow_fp16")
-
-
-@cause("norm_square_overflow_fp16", family="overflow")
-def norm_square_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A hand-written norm squares values above 256 in fp16; rsqrt(inf) is 0, so the layer puts out zeros.
-
-    Confirm: the norm's output is exactly zero where its input is above 256.
-    """
-    yield from _of_first_bad(signs, "norm_square_overflow_fp16")
+for _name in (
+    "loss_computed_in_fp16",
+    "reduction_overflow_fp16",
+    "exp_overflow_fp16",
+    "product_overflow_fp16",
+    "norm_square_overflow_fp16",
+):
+    cause(_name, family="overflow")(partial(_of_first_bad, name=_name))
 
 
 @cause("input_out_of_range_fp16", family="overflow")
 def input_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
-    """A feature of the input is beyond the range of fp16: a timestamp, an id, an amount of money.
-
-    Confirm: print the largest magnitude of each input feature: one is above 65,504.
-    """
+    """A feature of the input is beyond the range of fp16: a timestamp, an id, an amount of money."""
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "input_out_of_range_fp16" and not signs.ran_away_before(at):
         largest = at.inputs.get("absmax")
@@ -108,10 +65,7 @@ def input_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("constant_out_of_range", family="overflow")
 def constant_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
-    """A constant (a large distance, a penalty, a table) is infinite or 0 in fp16: what is computed with it is NaN.
-
-    Confirm: torch.tensor(constant, dtype=torch.float16) is inf, or 0.
-    """
+    """A constant (a large distance, a penalty, a table) is infinite or 0 in fp16: what is computed with it is NaN."""
     at = signs.first_bad
     if at is not None and first_bad_cause(at, signs) == "constant_out_of_range":
         yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else LIKELY)
@@ -121,10 +75,7 @@ def constant_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("bn_stats_poisoned", family="overflow")
 def bn_stats_poisoned(signs: Signs) -> Iterator[Diagnosis]:
-    """A step that was skipped has still written NaN or infinity into BatchNorm's running statistics.
-
-    Confirm: model.eval() gives NaN although every parameter is finite.
-    """
+    """A step that was skipped has still written NaN or infinity into BatchNorm's running statistics."""
     facts = signs.facts
     if not facts.bad_buffers:  # broken before the run was watched: nobody saw by what
         yield from by_hazard(signs, "bn_stats_poisoned")
@@ -153,10 +104,7 @@ def bn_stats_poisoned(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("grad_norm_overflow_fp16", family="overflow")
 def grad_norm_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A gradient norm computed in fp16 is infinite, so the clip coefficient is 0 and nothing moves.
-
-    Confirm: after clipping every gradient is exactly 0 although none was before.
-    """
+    """A gradient norm computed in fp16 is infinite, so the clip coefficient is 0 and nothing moves."""
     zeroed = signs.zeroed_in_the_loop
     if zeroed is None or zeroed[1] ** 2 < FP16.overflow_at:
         yield from by_hazard(signs, "grad_norm_overflow_fp16")

@@ -13,10 +13,7 @@ from ..signs import Signs
 
 @cause("replicas_apart", family="not_precision", precision=False)
 def replicas_apart(signs: Signs) -> Iterator[Diagnosis]:
-    """Replicas of one model hold different numbers: the ranks train different models.
-
-    Confirm: print the sum of the named parameter on every rank after the optimizer step.
-    """
+    """Replicas of one model hold different numbers: the ranks train different models."""
     found = signs.evidence.finding("RANKS_APART")
     if found is None:
         return
@@ -37,10 +34,7 @@ def replicas_apart(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("reduce_dtype_low_precision", family="precision_loss")
 def reduce_dtype_low_precision(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients of several ranks are added in 16 bits, and the sum is mostly rounding.
-
-    Confirm: reduce in FP32 for some steps; the gradient norm and the loss change at once.
-    """
+    """Gradients of several ranks are added in 16 bits, and the sum is mostly rounding."""
     found = signs.evidence.finding("SUM_ROUNDED")
     if found is None:
         return
@@ -60,10 +54,7 @@ def reduce_dtype_low_precision(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("not_reproducible", family="not_precision", precision=False)
 def not_reproducible(signs: Signs) -> Iterator[Diagnosis]:
-    """The bad step, run again on the same inputs from the same random state, gives other numbers.
-
-    Confirm: run the named operation twice on the same tensors and compare with torch.equal; then on another machine.
-    """
+    """The bad step, run again on the same inputs from the same random state, gives other numbers."""
     for exam, seen in signs.fact("not_reproducible"):
         others = [bad for bad in seen["bad"] if bad is not None]
         decides = len(set(others)) > 1  # bad in one run and not in another

@@ -14,10 +14,7 @@ from ..signs import Signs
 
 @cause("clip_before_unscale", family="scaler_misuse")
 def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients are clipped while still multiplied by the loss scale.
-
-    Confirm: print the norm that clip_grad_norm_ returns: it is the loss scale times the true one.
-    """
+    """Gradients are clipped while still multiplied by the loss scale."""
     yield from _scaled_penalty(signs)
     facts = signs.facts
     finding = signs.evidence.finding("CLIP_BEFORE_UNSCALE")
@@ -68,10 +65,7 @@ def _scaled_penalty(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("unscaled_twice", family="scaler_misuse")
 def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients are divided by the loss scale by hand, and by the scaler as well.
-
-    Confirm: print the norm of the gradients just before the optimizer's step: it is the true one over the loss scale.
-    """
+    """Gradients are divided by the loss scale by hand, and by the scaler as well."""
     divided = [(exam, scale) for exam, scale in signs.fact("divided_by_hand") if exam.facts.get("unscaled_by_torch")]
     if not divided:
         return
@@ -93,10 +87,7 @@ def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("step_on_scaled_gradients", family="scaler_misuse")
 def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
-    """An optimizer steps by itself while its gradients are still multiplied by the loss scale.
-
-    Confirm: call scaler.step(optimizer) for every optimizer: loss and weights stay finite.
-    """
+    """An optimizer steps by itself while its gradients are still multiplied by the loss scale."""
     facts = signs.facts
     yield from _scaled_by_hand(signs)
     yield from _divided_in_part(signs)
@@ -199,10 +190,7 @@ def _stepped_by_hand(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("loss_scale_pinned", family="scaler_misuse")
 def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
-    """The loss scale is set anew at every step, so it cannot fall when gradients overflow.
-
-    Confirm: print scaler.get_scale() at every step: it never falls although every step is skipped.
-    """
+    """The loss scale is set anew at every step, so it cannot fall when gradients overflow."""
     facts = signs.facts
     steps, scales = signs.evidence.curve("scale")
     _, skipped = signs.evidence.curve("skipped")
@@ -249,10 +237,7 @@ def loss_scale_pinned(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("stale_inf_grads", family="scaler_misuse")
 def stale_inf_grads(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients are not cleared after a skipped step: new ones are added to the old infinities.
-
-    Confirm: look at p.grad just before backward: it still holds inf from the step before.
-    """
+    """Gradients are not cleared after a skipped step: new ones are added to the old infinities."""
     facts = signs.facts
     stale = facts.count("stale")
     if not stale:
@@ -276,10 +261,7 @@ def stale_inf_grads(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("static_loss_scale_overflow", family="scaler_misuse")
 def static_loss_scale_overflow(signs: Signs) -> Iterator[Diagnosis]:
-    """The loss is multiplied by a constant made by hand; gradients overflow in backward and nobody checks.
-
-    Confirm: halve the constant: the infinities move or go away.
-    """
+    """The loss is multiplied by a constant made by hand; gradients overflow in backward and nobody checks."""
     facts = signs.facts
     at = signs.first_bad
     factor = facts.largest.get("loss_factor", 1.0)

@@ -17,10 +17,7 @@ from .early import updates_shrink
 
 @cause("update_lost", family="update_stagnation")
 def update_lost(signs: Signs) -> Iterator[Diagnosis]:
-    """Weights are kept in 16 bits and most updates are below half a spacing: the steps do nothing.
-
-    Confirm: count the elements with a non-zero gradient that the step left bit-identical: more than half.
-    """
+    """Weights are kept in 16 bits and most updates are below half a spacing: the steps do nothing."""
     yield from updates_shrink(signs)
     facts = signs.facts
     updates, step = (facts.updates, facts.updates_step) if facts.lost_step is None else (facts.lost_updates, facts.lost_step)
@@ -48,10 +45,7 @@ def update_lost(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("ema_stagnation", family="update_stagnation")
 def ema_stagnation(signs: Signs) -> Iterator[Diagnosis]:
-    """A moving average decays more slowly than its format can express, and stands still.
-
-    Confirm: the average is bit-identical over many steps while its target moves.
-    """
+    """A moving average decays more slowly than its format can express, and stands still."""
     chain = (
         "a step of the average is below half a spacing",
         "the sum rounds back to the old average",

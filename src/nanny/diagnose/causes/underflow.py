@@ -71,19 +71,13 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
 
 @cause("grad_underflow_no_scaling", family="underflow")
 def grad_underflow(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling.
-
-    Confirm: multiply the loss by 65536 for one step: the zeros disappear.
-    """
+    """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling."""
     yield from _underflow(signs, scaled=False)
 
 
 @cause("loss_scale_too_low", family="underflow")
 def loss_scale_too_low(signs: Signs) -> Iterator[Diagnosis]:
-    """There is a GradScaler, but its scale is too small for these gradients.
-
-    Confirm: set the scale to 65536 for one step: the zeros disappear and nothing overflows.
-    """
+    """There is a GradScaler, but its scale is too small for these gradients."""
     at = signs.first_bad
     if at is None or not at.hint or not signs.scale_search_failed:  # else steps that broke by themselves have brought it down
         yield from _underflow(signs, scaled=True)
@@ -92,10 +86,7 @@ def loss_scale_too_low(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("eps_underflow_fp16", family="underflow")
 def eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A protecting epsilon (1e-8, 1e-12) is 0 in fp16, so a division or logarithm meets 0.
-
-    Confirm: torch.tensor(eps, dtype=torch.float16) is 0.
-    """
+    """A protecting epsilon (1e-8, 1e-12) is 0 in fp16, so a division or logarithm meets 0."""
     at = signs.first_bad
     if at is not None:
         if first_bad_cause(at, signs) == "eps_underflow_fp16":
@@ -108,10 +99,7 @@ def eps_underflow(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("product_underflow_fp16", family="underflow")
 def product_underflow(signs: Signs) -> Iterator[Diagnosis]:
-    """A product of many factors below 1 is 0 in fp16, and its logarithm -inf.
-
-    Confirm: every factor is above 0, their product in fp16 is 0.
-    """
+    """A product of many factors below 1 is 0 in fp16, and its logarithm -inf."""
     at = signs.first_bad
     if at is not None and at.hint == "product_underflow_fp16":
         yield by_first_bad(signs, at, CERTAIN)
