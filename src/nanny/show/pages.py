@@ -1,14 +1,15 @@
 """The page of every code and cause: what it means, why it matters and what to write instead, gathered from all rooms.
 
-`page_of(name)` finds one, `page_text` and `page_markdown` show it. A new kind of page is one more function in SOURCES.
+`page_of(name)` finds one, `page_text` and `page_markdown` show it. Another room with pages is one more line in _ROOMS.
 """
 
 from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from inspect import cleandoc
 
 from ..core.finding import NannyError, Severity
@@ -38,41 +39,28 @@ class Page:
         return self.family or self.severity.name.lower()
 
 
-def checker_pages() -> Iterator[Page]:
+# Where the codes of a room have their pages, and the command that reports them; the first that has a name gives its page.
+_ROOMS = {
+    "nanny.runs.ranks": "nanny summary",
+    "nanny.tensor.judge": "nanny tensor",
+    "nanny.diff.judge": "nanny diff",
+    "nanny.ops.judge": "nanny trace",
+    "nanny.diagnose.policy_mismatch": "check_policy_mismatch",
+}
+
+
+def rule_pages() -> Iterator[Page]:
+    """What a finding's code means."""
     from ..check.pages import checker_pages
+    from ..monitor.registry import all_rules
 
     for code, (severity, text) in checker_pages().items():
         yield Page(code, severity, text, "nanny check")
-
-
-def monitor_pages() -> Iterator[Page]:
-    """The rules that judge a run."""
-    from ..monitor.registry import all_rules
-
     for rule in all_rules().values():
-        yield Page(rule.code, rule.severity, cleandoc(rule.doc), "nanny run")
-
-
-def rank_pages() -> Iterator[Page]:
-    """What is told from the files of several processes together."""
-    from ..runs.ranks import PAGES
-
-    for code, (severity, text) in PAGES.items():
-        yield Page(code, severity, cleandoc(text), "nanny summary")
-
-
-def tensor_pages() -> Iterator[Page]:
-    from ..tensor.judge import PAGES
-
-    for code, (severity, text) in PAGES.items():
-        yield Page(code, severity, cleandoc(text), "nanny tensor")
-
-
-def diff_pages() -> Iterator[Page]:
-    from ..diff.judge import PAGES
-
-    for code, (severity, text) in PAGES.items():
-        yield Page(code, severity, cleandoc(text), "nanny diff")
+        yield Page(rule.code, rule.severity, rule.doc, "nanny run")
+    for room, command in _ROOMS.items():
+        for code, (severity, text) in import_module(room).PAGES.items():
+            yield Page(code, severity, cleandoc(text), command)
 
 
 def cause_pages(lang: str = "en") -> Iterator[Page]:
@@ -84,43 +72,14 @@ def cause_pages(lang: str = "en") -> Iterator[Page]:
         yield Page(cause.name, Severity.ERROR, text, "nanny diagnose", cause.family, lang)
 
 
-def op_pages() -> Iterator[Page]:
-    from ..ops.judge import PAGES
-
-    for code, (severity, text) in PAGES.items():
-        yield Page(code, severity, cleandoc(text), "nanny trace")
-
-
-def policy_pages() -> Iterator[Page]:
-    from ..diagnose.policy_mismatch import PAGES
-
-    for code, (severity, text) in PAGES.items():
-        yield Page(code, severity, cleandoc(text), "check_policy_mismatch")
-
-
-SOURCES: tuple[Callable[[], Iterable[Page]], ...] = (
-    checker_pages,
-    monitor_pages,
-    rank_pages,
-    tensor_pages,
-    diff_pages,
-    op_pages,
-    policy_pages,
-    cause_pages,
-)
-
-
 def all_pages(lang: str = "en") -> dict[str, Page]:
-    """Every page by its name; the first source that has a name gives its page."""
+    """Every page by its name."""
     pages: dict[str, Page] = {}
-    for source in SOURCES:
-        for page in source():
-            pages.setdefault(page.code, page)
+    for page in rule_pages():
+        pages.setdefault(page.code, page)
     if lang == "zh":
-        rules = {code: page for code, page in pages.items() if not page.family}
-        pages = {code: replace(page, text=chinese_text(code, page.text), lang="zh") for code, page in rules.items()}
-        pages |= {page.code: page for page in cause_pages(lang)}
-    return dict(sorted(pages.items()))
+        pages = {code: replace(page, text=chinese_text(code, page.text), lang="zh") for code, page in pages.items()}
+    return dict(sorted([*pages.items(), *((page.code, page) for page in cause_pages(lang))]))
 
 
 def page_of(name: str, lang: str = "en") -> Page:
