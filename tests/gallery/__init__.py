@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +26,24 @@ FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 LIBRARIES = ("of_transformers", "of_timm", "of_torchvision", "of_diffusers", "of_lightning", "of_accelerate")
 Batch = dict[str, Tensor]
 DATA = ("data", "data:input", "data:target")
+
+
+def _without_operators_of_torchvision() -> torch.library.Library | None:
+    """Its wheel for accelerators cannot load them beside a torch for CPUs, and then fails at the first two that it describes."""
+    found = importlib.util.find_spec("torchvision")
+    for folder in (found and found.submodule_search_locations) or ():
+        try:
+            for compiled in Path(folder).glob("_C*"):
+                torch.ops.load_library(compiled)
+        except OSError:
+            described = torch.library.Library("torchvision", "FRAGMENT")
+            for name in ("nms", "qnms"):
+                described.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            return described
+    return None
+
+
+_KEPT = _without_operators_of_torchvision()  # as long as the tests run; several libraries import torchvision
 
 
 @dataclass
