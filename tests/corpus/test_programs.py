@@ -85,8 +85,8 @@ def test_every_cause_of_the_knowledge_base_is_planted_somewhere():
     assert {p.cause for p in PLANTED if "diagnose" in p.tools} == set(causes()) - OF_MANY_PROCESSES - OF_LOOPS
 
 
-def test_every_kind_of_hazard_that_is_claimed_has_a_title():
-    kinds = {kind.name: kind.title for kind in all_kinds()}
+def test_every_kind_of_hazard_that_is_claimed_says_what_it_is():
+    kinds = {kind.name: kind.doc for kind in all_kinds()}
     assert {kind for p in PLANTED for kind in p.hazards} <= set(kinds)
     assert all(kinds.values())
 

@@ -163,18 +163,6 @@ def test_the_page_is_one_file_that_loads_nothing(folder):
 
 
 @pytest.mark.slow
-def test_without_plotly_the_page_names_what_to_install(folder):
-    script = "import sys; sys.modules['plotly'] = None\nfrom nanny.cli import main\nsys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, "diff", "--model", "model.py", "--input", "sample.pt", "--format", "html"],
-        capture_output=True, text=True, cwd=folder, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "pip install plotly" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
 def test_the_text_fits_into_a_hundred_columns(folder, capsys):
     (folder / "long.py").write_text(LONG)
     torch.save(torch.randn(4, 6, 32), "long.pt")

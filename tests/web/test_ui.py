@@ -383,15 +383,6 @@ def test_a_missing_folder_is_one_sentence(tmp_path, monkeypatch, capsys, argv, s
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.landing
-def test_without_plotly_the_command_says_what_to_install(tmp_path, monkeypatch, capsys):
-    record(tmp_path, HEALTHY)
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.delitem(sys.modules, "plotly.offline", raising=False)
-    assert main(["ui", "--db", str(tmp_path)]) == 2
-    assert "pip install plotly" in capsys.readouterr().err
-
-
 # In a browser
 
 

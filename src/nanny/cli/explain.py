@@ -15,8 +15,7 @@ from ..core.command_line import add_format, add_language, add_output, command_pa
 from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..core.plain_json import to_text
-from ..diagnose.knowledge import current_name
-from ..show.pages import Page, all_pages, cause_pages, page_markdown, page_text
+from ..show.pages import Page, all_pages, cause_pages, page_markdown, page_named, page_text
 from ..show.term import width_of
 from ..show.translation import translate
 
@@ -76,10 +75,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _find(code: str, pages: dict[str, Page]) -> list[Page]:
     """The page of a code or cause, or all pages of a family (`SCALER`, `underflow`)."""
+    if (found := page_named(code, pages)) is not None:
+        return [found]
     wanted = code.strip().upper()
-    for name in (code.strip(), wanted, wanted.lower(), current_name(wanted.lower())):
-        if name in pages:
-            return [pages[name]]
     begins = f"{wanted.rstrip('_')}_"
     family = [p for p in pages.values() if wanted and (p.code.upper().startswith(begins) or p.family.upper() == wanted)]
     if not family:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.finding import Severity
 from ..core.numbers import shorten
-from ..show.figures import BAD, CLAIM, OWN, QUIET, frame, graph_objects
+from ..show.figures import BAD, CLAIM, OWN, QUIET, frame
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Line, Table, report_lines
 from .records import MODEL, CallDiff, DiffReport, GradDiff
@@ -75,8 +75,10 @@ def _verdict(report: DiffReport, lang: str | None) -> Section:
 
 
 def _errors_figure(found: Sequence[CallDiff | GradDiff], owns: Sequence[float | None] = (), floor: float = 0.0) -> Any:
+    from plotly.graph_objects import Figure
+
     names = [one.name for one in found]
-    figure = graph_objects().Figure()
+    figure = Figure()
     _add_line(figure, names, [one.error.rel_l2 for one in found], "error", OWN, "lines+markers")
     if owns:
         _add_line(figure, names, owns, "own", CLAIM, "markers")

@@ -1,11 +1,9 @@
-"""What figures on a page have in common: colours, layout, and Plotly where it is installed."""
+"""What figures on a page have in common: colours and layout."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
-
-from ..core.finding import NannyError
 
 # Colour-blind-safe (Okabe and Ito); shapes differ too.
 BAD = "#d0021b"
@@ -18,16 +16,6 @@ ZERO = "#b48cf2"  # as far from viridis for colour-blind eyes as for others; gre
 QUIET = "#9aa4af"
 CLAIM = "#cc79a7"
 VIRIDIS = ("#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
-EXTRA = "pip install plotly"
-
-
-def graph_objects() -> Any:
-    """Plotly's figures, or what to type to get them."""
-    try:
-        import plotly.graph_objects as found
-    except ImportError:
-        raise NannyError(f"the page needs plotly; type {EXTRA}") from None
-    return found
 
 
 def frame(height: int, top: int = 10, left: int = 64) -> dict[str, Any]:

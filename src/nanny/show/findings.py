@@ -6,8 +6,6 @@ a site and a step instead of a file, is shown by the same code.
 
 from __future__ import annotations
 
-import textwrap
-import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +13,7 @@ from dataclasses import replace
 from ..core.finding import Finding, Link, Severity
 from ..core.numbers import amount
 from ..core.terminal import visible
-from .term import DEFAULT_WIDTH, paint
+from .term import DEFAULT_WIDTH, columns_of, paint, wrap
 from .translation import translate
 
 Lines = Mapping[tuple[str, int | None], Sequence[str]]  # (file, cell) -> its lines
@@ -165,18 +163,12 @@ def _block(finding: Finding, lines: Lines, colour: bool, width: int, whys: Mappi
 
 def _with_label(label: str, text: str, width: int, lang: str) -> list[str]:
     first = f"  {translate(label, lang)} "
-    return _indent(text, width, first=first, rest=" " * _cells(first))
+    return _indent(text, width, first=first, rest=" " * columns_of(first))
 
 
 def _indent(text: str, width: int, first: str = "  ", rest: str = "  ") -> list[str]:
-    wrapped: list[str] = []
-    for part in text.splitlines() or [""]:
-        lead = first if not wrapped else rest
-        wrapped += textwrap.wrap(
-            visible(part), width, initial_indent=lead, subsequent_indent=rest, break_long_words=False,
-            break_on_hyphens=False,
-        ) or [lead]  # fmt: skip
-    return wrapped
+    parts = [visible(part) for part in text.splitlines()] or [""]
+    return [line for i, part in enumerate(parts) for line in wrap((rest if i else first) + part, width, columns_of(rest))]
 
 
 def _frame(finding: Finding, source: Sequence[str], colour: bool, width: int) -> list[str]:
@@ -200,7 +192,7 @@ def _frame(finding: Finding, source: Sequence[str], colour: bool, width: int) ->
 
 def _numbered_line(number: int, line: str, gutter: int, room: int, colour: bool) -> str:
     text = visible(line.replace("\t", TAB)).rstrip()
-    text = text if _cells(text) <= room else f"{text[: room - 1]}…"
+    text = text if columns_of(text) <= room else f"{text[: room - 1]}…"
     return f"{paint(f'{number:>{gutter}} |', 'quiet', colour)} {text}".rstrip()
 
 
@@ -210,21 +202,14 @@ def _mark_columns(line: str, start: int, end: int, room: int) -> tuple[str, int,
     start = min(start, len(shown))
     end = min(max(end, start + 1), max(len(shown), start + 1))
     left = 0
-    if _cells("".join(shown)) > room:
+    if columns_of("".join(shown)) > room:
         left = max(0, start - room // 3)
         shown = shown[: left + room - 2]
     text = "".join(shown[left:])
-    before = _cells("".join(shown[left:start])) + (1 if left else 0)
-    under = max(_cells("".join(shown[start:end])), 1)
+    before = columns_of("".join(shown[left:start])) + (1 if left else 0)
+    under = max(columns_of("".join(shown[start:end])), 1)
     cut = "…" if len(shown) < len(line.rstrip()) else ""
     return f"{'…' if left else ''}{text}{cut}", before, under
-
-
-def _cells(text: str) -> int:
-    """Terminal columns: east Asian characters take two, combining marks none."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def danger(findings: Sequence[Finding], target: str) -> str:

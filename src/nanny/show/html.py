@@ -22,7 +22,7 @@ from typing import Any
 from ..core.command_line import LANGUAGES
 from ..core.finding import Finding, NannyError
 from ..core.plain_json import finite
-from .figures import EXTRA, figure_json
+from .figures import figure_json
 from .findings import STYLES, place
 from .tables import Line, Table, translate_line, translate_table
 from .translation import translate, translate_figure
@@ -80,10 +80,8 @@ def finding_lines(finding: Finding) -> list[Line]:
 
 def plotly_source() -> str:
     """plotly.js as the Python package carries it; served as `plotly.js` by the live page."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise NannyError(f"the page needs plotly; type {EXTRA}") from None
+    from plotly.offline import get_plotlyjs
+
     return str(get_plotlyjs())
 
 

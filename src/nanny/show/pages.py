@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import cleandoc
@@ -82,13 +82,18 @@ def all_pages(lang: str = "en") -> dict[str, Page]:
     return dict(sorted([*pages.items(), *((page.code, page) for page in cause_pages(lang))]))
 
 
-def page_of(name: str, lang: str = "en") -> Page:
-    """The one page of this name."""
+def page_named(name: str, pages: Mapping[str, Page]) -> Page | None:
+    """The one of this name, however it is written."""
     from ..diagnose.knowledge import current_name
 
-    pages, bare = all_pages(lang), name.strip()
+    bare = name.strip()
     names = (bare, bare.upper(), bare.lower(), current_name(bare.lower()))
-    found = next((pages[one] for one in names if one in pages), None)
+    return next((pages[one] for one in names if one in pages), None)
+
+
+def page_of(name: str, lang: str = "en") -> Page:
+    pages = all_pages(lang)
+    found = page_named(name, pages)
     if found is None:
         raise NannyError(f"no rule or cause is called {name!r}{nearest(name, pages)}; `nanny rule` lists all")
     return found

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Link, Severity
 from ..core.plain_json import to_text
 from .findings import one_line, place
 
@@ -66,7 +66,7 @@ def render_junit(findings: Sequence[Finding]) -> str:
             if finding.line is not None and finding.cell is None:
                 case.set("line", str(finding.line))
             failure = Xml.SubElement(case, "failure", message=one_line(finding.message), type=finding.severity.name)
-            failure.text = one_line(f"{place(finding)}: {_with_hint(finding, ' ')}")
+            failure.text = one_line(f"{place(finding)}: {with_hint(finding, ' ')}")
     Xml.indent(suites)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + Xml.tostring(suites, encoding="unicode")
 
@@ -74,14 +74,11 @@ def render_junit(findings: Sequence[Finding]) -> str:
 def _annotation(finding: Finding, root: str) -> str:
     level = GITHUB[finding.severity]
     fields: dict[str, Any] = {}
-    message = _with_hint(finding, "\n")
+    message = with_hint(finding, "\n")
     if finding.file:
         fields["file"] = relative(finding.file, root)
-        if finding.cell is not None:
-            fields["line"] = 1
-            message = f"cell {finding.cell}, line {finding.line}: {message}"
-        else:
-            fields.update(_span(finding))
+        fields |= _span(finding)
+        message = in_cell(finding, message)
     elif place(finding):
         message = f"{place(finding)}: {message}"
     fields["title"] = finding.code
@@ -91,6 +88,8 @@ def _annotation(finding: Finding, root: str) -> str:
 
 def _span(finding: Finding) -> dict[str, int]:
     """GitHub takes columns only where start and end are on one line."""
+    if finding.cell is not None:
+        return {"line": 1}
     if finding.line is None:
         return {}
     last = finding.end_line or finding.line
@@ -109,10 +108,9 @@ def _escape(text: str, also: str = "") -> str:
 
 
 def _issue(finding: Finding, fingerprint: str, root: str) -> dict[str, Any]:
-    where = f"cell {finding.cell}, line {finding.line}: " if finding.cell is not None else ""
     line = finding.line if finding.line is not None and finding.cell is None else 1
     return {
-        "description": where + one_line(_with_hint(finding, " ")),
+        "description": in_cell(finding, one_line(with_hint(finding, " "))),
         "check_name": finding.code,
         "fingerprint": fingerprint,
         "severity": GITLAB[finding.severity],
@@ -120,7 +118,12 @@ def _issue(finding: Finding, fingerprint: str, root: str) -> dict[str, Any]:
     }
 
 
-def _with_hint(finding: Finding, gap: str) -> str:
+def in_cell(place: Finding | Link, text: str) -> str:
+    """A notebook's cell has no line in the file: it is said in the text, and the place is line 1."""
+    return text if place.cell is None else f"cell {place.cell}, line {place.line}: {text}"
+
+
+def with_hint(finding: Finding, gap: str) -> str:
     return f"{finding.message}{gap}Fix: {finding.hint}" if finding.hint else finding.message
 
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from .. import __version__
 from ..core.finding import Finding, Link, Severity
 from ..core.plain_json import to_text
-from .reports import fingerprints, relative
+from .reports import fingerprints, in_cell, relative, with_hint
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "note"}
@@ -45,13 +45,12 @@ def _rule(code: str, doc: str) -> dict[str, Any]:
 
 
 def _result(finding: Finding, index: int, fingerprint: str, root: str) -> dict[str, Any]:
-    text = finding.message if finding.cell is None else f"cell {finding.cell}, line {finding.line}: {finding.message}"
     related = [_related_location(number, link, root) for number, link in enumerate(finding.chain, 1)]
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": LEVELS[finding.severity],
-        "message": {"text": f"{text}\nFix: {finding.hint}" if finding.hint else text},
+        "message": {"text": in_cell(finding, with_hint(finding, "\n"))},
         "locations": _locations(finding, root),
         **({"relatedLocations": related} if related else {}),
         "partialFingerprints": {"nanny/v1": fingerprint},
@@ -59,11 +58,10 @@ def _result(finding: Finding, index: int, fingerprint: str, root: str) -> dict[s
 
 
 def _related_location(number: int, link: Link, root: str) -> dict[str, Any]:
-    """A place of the chain; a notebook's cell has no line in the file, so it is said in the text."""
-    text = link.what if link.cell is None else f"cell {link.cell}, line {link.line}: {link.what}"
+    """A place of the chain."""
     region = {"startLine": link.line if link.cell is None else 1}
     place = {"artifactLocation": {"uri": _uri(link.file, root)}, "region": region}
-    return {"id": number, "message": {"text": text}, "physicalLocation": place}
+    return {"id": number, "message": {"text": in_cell(link, link.what)}, "physicalLocation": place}
 
 
 def _locations(finding: Finding, root: str) -> list[dict[str, Any]]:
@@ -81,7 +79,6 @@ def _uri(file: str, root: str) -> str:
 
 
 def _region(finding: Finding) -> dict[str, int]:
-    """A notebook's cell has no line in the file, so its findings stand on line 1 and say the cell in the message."""
     if finding.cell is not None or finding.line is None:
         return {"startLine": 1}
     region = {"startLine": finding.line, "startColumn": finding.column or 1}

@@ -37,8 +37,10 @@ def paint(text: str, style: str, colour: bool) -> str:
 
 
 def columns_of(text: str) -> int:
-    """Columns of a terminal that the text fills: a Chinese character takes two."""
-    return len(text) if text.isascii() else sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+    """Columns of a terminal that the text fills: a Chinese character takes two, a combining mark none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:

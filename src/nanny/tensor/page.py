@@ -10,7 +10,7 @@ from typing import Any
 from ..core.finding import Severity
 from ..core.formats import TARGETS, format_of
 from ..core.numbers import short
-from ..show.figures import CLAIM, OWN, QUIET, VIRIDIS, frame, graph_objects
+from ..show.figures import CLAIM, OWN, QUIET, VIRIDIS, frame
 from ..show.html import Section, document, finding_lines
 from ..show.tables import Line
 from .records import Dimension, TensorReport, Tiles
@@ -65,7 +65,8 @@ def _lines(texts: Sequence[str]) -> list[Line]:
 
 def _range_figure(report: TensorReport) -> Any:
     """The tensor's magnitudes by binary order; below, each format from its subnormals to its largest."""
-    go = graph_objects()
+    import plotly.graph_objects as go
+
     names = list(reversed(TARGETS))
     formats = [format_of(name) for name in names]
     figure = go.Figure()
@@ -106,7 +107,8 @@ def _dimension(d: Dimension) -> Section:
 
 def _profile(d: Dimension) -> Any:
     """The rms of up to 64 stretches; a stretch of zeros has no line, and a mark of its own."""
-    go = graph_objects()
+    import plotly.graph_objects as go
+
     width = d.size / len(d.heat)
     at = [(i + 0.5) * width - 0.5 for i in range(len(d.heat))]
     figure = go.Figure(go.Scatter(
@@ -125,7 +127,8 @@ def _profile(d: Dimension) -> Any:
 
 
 def _tiles_figure(t: Tiles) -> Any:
-    go = graph_objects()
+    import plotly.graph_objects as go
+
     levels = [[math.log2(v) if v > 0 else None for v in row] for row in t.heat]
     scale = [(i / (len(VIRIDIS) - 1), colour) for i, colour in enumerate(VIRIDIS)]
     figure = go.Figure(go.Heatmap(z=levels, colorscale=scale, colorbar={"title": {"text": "rms, 2 to the power of"}},

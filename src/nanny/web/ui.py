@@ -21,7 +21,7 @@ from urllib.parse import quote
 from ..core.command_line import add_language, command_parser, port
 from ..core.finding import NannyError
 from ..core.terminal import say
-from ..show.html import check_language, plotly_source
+from ..show.html import check_language
 from ..store.files import DEFAULT_FOLDER, find_stores
 from .server import ServedRuns, Server, is_loopback
 
@@ -31,7 +31,6 @@ PORTS_TRIED = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    plotly_source()  # says what to install, before anything is served
     top = _served_path(args.db)
     served = ServedRuns(top, check_language(args.lang))
     token = secrets.token_urlsafe(24) if args.token or not is_loopback(args.host) else ""
