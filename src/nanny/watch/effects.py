@@ -14,6 +14,7 @@ import builtins
 import collections
 import datetime
 import decimal
+import gc
 import inspect
 import logging
 import operator
@@ -140,7 +141,7 @@ def can_be_guarded() -> bool:
 def no_effects(known: Set[types.CodeType]) -> Iterator[None]:
     """`known`: code of the program whose variables are put back afterwards. A library may call no other."""
     guard = _Guard(known)
-    with _unshown_warnings():
+    with _garbage_kept(), _unshown_warnings():
         sys.setprofile(guard)
         try:
             yield
@@ -148,6 +149,20 @@ def no_effects(known: Set[types.CodeType]) -> Iterator[None]:
             sys.setprofile(None)
     if guard.stopped:  # it was raised where Python drops what is raised
         raise Effect(guard.stopped)
+
+
+@contextmanager
+def _garbage_kept() -> Iterator[None]:
+    """What was garbage before is collected later: its finalizers are no part of the second run, and must not be cut off by the
+    guard. What the second run leaves is its own."""
+    is_ours = gc.isenabled() and not gc.get_freeze_count()
+    if is_ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if is_ours:
+            gc.unfreeze()
 
 
 @contextmanager
