@@ -331,7 +331,7 @@ class Follower:
             reference_absmax=extent(twin).absmax,
             reference_rms=rms_of(twin),
             own=None if step.written or seeded else own_error(step.op.func, step.op.args, step.op.kwargs, outs),
-            operands=self._ledger.named_operands(step),
+            operands=self._ledger.sized_operands(step),
             residual=step.name in TWO_TERMS and self._is_residual(step),
             numbers=numbers,
         )
@@ -361,7 +361,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     if _protects_with_zero(ledger, step, real):
         numbers = {"constant": 0.0, "stored": True}
         return ledger.suspect(step, "zeros").note(
-            dtype=short_dtype(real.dtype), count=real.numel(), operands=ledger.named_operands(step), numbers=numbers
+            dtype=short_dtype(real.dtype), count=real.numel(), operands=ledger.operands(step), numbers=numbers
         )
     if lost_to_zero(real, twin) <= 0:
         return inherited if step.name in PROTECT and step.scalars else None  # a zero plus eps is still no number to divide by
@@ -377,7 +377,7 @@ def zeros(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> Suspect
     return ledger.suspect(step, "zeros").note(
         dtype=short_dtype(real.dtype),
         count=real.numel(),
-        operands=ledger.named_operands(step),
+        operands=ledger.operands(step),
         numbers=numbers | ({"constant": tiny} if tiny is not None else {}),
         exponents=exponents_beside(real, twin),
     )
@@ -430,7 +430,7 @@ def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:
         return None
     numbers = {"stored": True, "flushed": True, "smallest": smallest, "flushed_absmax": form.flush_at}
     return ledger.suspect(step, "zeros").note(
-        dtype=short_dtype(source.dtype), count=source.numel(), operands=ledger.named_operands(step), numbers=numbers
+        dtype=short_dtype(source.dtype), count=source.numel(), operands=ledger.operands(step), numbers=numbers
     )
 
 
@@ -493,7 +493,7 @@ def _integers(ledger: Ledger, step: TaggedOp, real: Tensor, lost: dict[str, Any]
         dtype=short_dtype(real.dtype),
         count=real.numel(),
         share=lost["changed"],
-        operands=ledger.named_operands(step),
+        operands=ledger.operands(step),
         numbers=lost,
     )
 
@@ -549,7 +549,7 @@ def find_absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | Non
             unchanged=lost.unchanged,
             repeats=step.repeats if tags[large].made == step.previous else 1,
             residual=tags[large].made in tags[small].ancestors and tags[large].made > 0,
-            operands=ledger.named_operands(step),
+            operands=ledger.sized_operands(step),
             numbers={
                 "ratio": lost.ratio,
                 "factor": tags[large].factor or _towards(ledger, args[large], args[small], -sign * alpha),
@@ -589,7 +589,7 @@ def decision(ledger: Ledger, step: TaggedOp, real: Tensor, twin: Tensor) -> None
             count=real.numel(),
             share=count / real.numel(),
             input_level=worst.level if worst is not None else 0.0,
-            operands=ledger.named_operands(step),
+            operands=ledger.operands(step),
             numbers={"flips": count, "ties": _ties(ledger, step)},
         )
     ledger.tags.put(

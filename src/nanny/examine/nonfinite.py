@@ -145,7 +145,7 @@ def note_nonfinite(
         in_reference=in_reference,
         reference_absmax=wide.absmax if wide.finite else math.inf,
         reference_rms=rms_of(twin) if twin is not None else 0.0,
-        operands=bad.operands if bad.trouble == "given" else ledger.operands(step),  # the one that was bad, not the first
+        operands=bad.operands if bad.trouble == "given" else ledger.sized_operands(step),  # the one that was bad, not the first
         exponents=exponents_beside(real, twin),
     )
     first = [a for a in step.op.args[:2] if isinstance(a, Tensor)]

@@ -286,8 +286,8 @@ class Ledger:
             )
         return tuple(out)
 
-    def named_operands(self, step: TaggedOp) -> tuple[Operand, ...]:
-        """With their sizes; a tensor that was overwritten tells none."""
+    def sized_operands(self, step: TaggedOp) -> tuple[Operand, ...]:
+        """A tensor that was overwritten tells none."""
         return tuple(
             replace(operand, **({} if id(tensor) in step.written else operand_numbers(tensor)))
             for operand, tensor in zip(self.operands(step), step.inputs)
