@@ -17,6 +17,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     unscaled_by_torch a GradScaler divided the gradients again
     divided_by_hand   the loss scale, if the loop's own code divided the gradients by it that the optimizer met
     stepped_by_hand   {scale, ratio, where, source} of updates by the loop, longer than the weights by a scale nobody divided by
+    shrunk_while_scaled  what a gradient was multiplied with, if that is below 1, before it was divided by hand
     scaled_penalty    {scale, where, source} of a penalty on gradients of a scaled loss, undivided
     left_scaled       {names, count, of, scale} of gradients that the optimizer stepped on while others had been divided by hand
     stored_infinity   an fp16 tensor from before the step holds -inf: a mask, or a number that was beyond the range when stored
@@ -202,6 +203,8 @@ class Sanitizer:
         self._unscaled = False
         self._divided: StorageMap[float] = StorageMap()  # gradients that the loop's own code divided by the loss scale
         self._divided_by: float | None = None
+        self._shrunk: StorageMap[float] = StorageMap()  # gradients that were not divided yet: what they were multiplied with
+        self._shrunk_by: float | None = None
         self._undivided: set[str] = set()  # parameters whose gradient was not, when the optimizer began
         self._stepped: set[str] = set()  # parameters that the optimizer wrote
         self._updating = False
@@ -505,13 +508,19 @@ class Sanitizer:
             return
         divisor = by if bare_op(op.name) == "div" else 1 / by
         scale = self._scale or self._loss_factor or 0.0  # what micro-batches are averaged by is smaller, and no such number
-        if scale < _HAND_MADE_SCALE or abs(divisor / scale - 1) > _SAME_NUMBER:
+        if scale < _HAND_MADE_SCALE:
             return
+        divides = abs(divisor / scale - 1) <= _SAME_NUMBER
         given = first if isinstance(first, (list, tuple)) else [first]
         made = given if op.out is None else op.out if isinstance(op.out, (list, tuple)) else [op.out]
         for tensor, out in zip(given, made):
-            if isinstance(tensor, Tensor) and has_storage(tensor) and (self._roles.find(tensor) or ("", ""))[0] == "gradient":
+            if not isinstance(tensor, Tensor) or not has_storage(tensor) or (self._roles.find(tensor) or ("",))[0] != "gradient":
+                continue
+            if divides:
                 self._divided.put(out, scale)
+                self._shrunk_by = self._shrunk.find(tensor) or self._shrunk_by
+            elif divisor > 1 and self._divided.find(tensor) is None:
+                self._shrunk.put(out, 1 / divisor)
 
     def _note_arrival(self, bad: Suspect | None, reference_bad: Suspect | None, name: str) -> None:
         for suspect, in_reference in ((bad, False), (reference_bad, True)):
@@ -582,6 +591,7 @@ class Sanitizer:
                 "loss_factor": self._loss_factor,
                 "unscaled_by_torch": self._unscaled,
                 "divided_by_hand": self._divided_by,
+                "shrunk_while_scaled": self._shrunk_by if self._divided_by else None,
                 "left_scaled": self._left_scaled(),
                 "stepped_by_hand": self._by_hand.updates(self._limits.damage_update),
                 "scaled_penalty": self._by_hand.penalty(),

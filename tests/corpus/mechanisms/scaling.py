@@ -50,6 +50,33 @@ def scaled_loss_divided_for_accumulation(fixed: bool = False, dtype: torch.dtype
     return Training(model, optimizer, step, scaler)
 
 
+def clipped_before_the_division_by_hand(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """The loss times 1,024, gradients clipped to 1 and then divided by 1,024; the twin divides first."""
+    model = _net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+
+    def divide() -> None:
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad.div_(1024.0)
+
+    def step(i: int) -> Tensor:
+        x, y = _batch(i)
+        optimizer.zero_grad()
+        with low(dtype):
+            loss = F.mse_loss(model(x), y)
+        (1024.0 * loss).backward()
+        if fixed:
+            divide()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if not fixed:
+            divide()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
 def two_scaled_losses_added(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
     """(scale(a) + scale(b)).backward(), and the optimizer steps by itself on gradients times 2048."""
     model = _net()
@@ -167,6 +194,7 @@ def loss_summed_over_all_pixels(fixed: bool = False, dtype: torch.dtype = torch.
 
 PROGRAMS = [
     *planted(scaled_loss_divided_for_accumulation, "clip_before_unscale", "loop:clip", shows=ends_above(0.5), steps=30),
+    *planted(clipped_before_the_division_by_hand, "clip_before_unscale", "loop:clip", shows=ends_above(0.5), steps=30),
     *planted(two_scaled_losses_added, "step_on_scaled_gradients", "loop:step", steps=20),
     *planted(divided_by_hand_and_by_the_scaler, "unscaled_twice", "loop:unscale", shows=slow, steps=30),
     *planted(unscaled_by_both, "unscaled_twice", "loop:unscale", shows=slow, steps=30),

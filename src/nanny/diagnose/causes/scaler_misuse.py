@@ -16,6 +16,7 @@ from ..signs import Signs
 def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
     """Gradients are clipped while still multiplied by the loss scale."""
     yield from _scaled_penalty(signs)
+    yield from _clipped_before_division(signs)
     facts = signs.facts
     finding = signs.evidence.finding("CLIP_BEFORE_UNSCALE")
     wrong = facts.count("clipped_scaled")
@@ -41,6 +42,32 @@ def clip_before_unscale(signs: Signs) -> Iterator[Diagnosis]:
         chain=("clip on scaled gradients", "unscale divides once more", "updates are too small by the loss scale"),
         step=finding.step,
     )  # fmt: skip
+
+
+def _clipped_before_division(signs: Signs) -> Iterator[Diagnosis]:
+    """The loop divides its gradients by its own loss scale, and clips before that: to what it clips is smaller by the scale."""
+    clips = dict(zip(*(values.tolist() for values in signs.evidence.curve("clip"))))
+    for exam, factor in signs.fact("shrunk_while_scaled"):
+        scale, clip = exam.facts["divided_by_hand"], clips.get(exam.step, math.nan)
+        norm = (exam.scale or 1.0) * math.sqrt(sum(g.norm**2 for g in exam.gradients if not g.nonfinite))  # as it was clipped
+        if not (clip < scale and abs(factor * norm / clip - 1) < _SAME_NORM):
+            continue  # another factor; or the threshold was multiplied as well
+        yield Diagnosis(
+            culprit="loop:clip",
+            confidence=CERTAIN,
+            evidence=(
+                f"step {exam.step}: gradients were clipped to {clip:g} while multiplied by {number(scale)}, and divided by it "
+                f"afterwards: the real threshold was {clip / scale:.3g}",
+                f"true gradients of norm {number(norm / scale)} became {clip / scale:.2g}",
+            ),
+            chain=("clip on scaled gradients", "divided by the loss scale afterwards", "updates are too small by the loss scale"),
+            step=exam.step,
+            precision_caused=None,
+        )
+        return
+
+
+_SAME_NORM = 0.02  # of two ways to add it up
 
 
 def _scaled_penalty(signs: Signs) -> Iterator[Diagnosis]:
