@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...core.formats import short_name
 from ...core.numbers import amount, duration
 from ...show.tables import Answer, Column, Line, Table
 from ...store.damage import words_of
@@ -15,7 +16,6 @@ from ..runs import ListedRun, RunList, VerifiedRun
 
 RUNS_SHOWN = 40
 
-_SHORT_FORMATS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 _RUN_COLUMNS = (
     Column("file", elastic=True),
     Column("run"),
@@ -23,7 +23,7 @@ _RUN_COLUMNS = (
     Column("started", show=lambda seconds: time.strftime("%m-%d %H:%M", time.localtime(seconds))),
     Column("seconds", "took", lambda seconds: "-" if seconds is None else duration(seconds)),
     Column("status", says=True),
-    Column("amp_dtype", "dtype", lambda name: _SHORT_FORMATS.get(name, name)),
+    Column("amp_dtype", "dtype", short_name),
     Column("last_step", "at step"),
     Column("errors"),
     Column("warnings"),
