@@ -6,7 +6,7 @@ findings = check_source(open("train.py").read(), "train.py", Options(device="cud
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ..core.finding import Finding, Severity
@@ -30,21 +30,10 @@ def check_tree(tree: ast.Module, filename: str = "<source>", options: Options | 
     return [finding for finding in found if finding.file == filename]
 
 
-def check_project(
-    sources: Mapping[str, str],
-    options: Options | None = None,
-    only: Collection[str] | None = None,
-    trees: Mapping[str, ast.Module] | None = None,
-    notes: list[str] | None = None,
-) -> dict[str, list[Finding]]:
-    """The findings of several files that may import each other, by file; files with a syntax error are left out.
-
-    `only` names the files to start from (all, by default); the others are read where those import them.
-    `trees` are those that are parsed already. With `notes`, a failure of ours in one file or rule is told there, and the
-    others go on.
-    """
-    merged: dict[str, dict[tuple[object, ...], Finding]] = {name: {} for name in (only or sources)}
-    for entry in check_entries(Project(sources, trees), only or sources, options or Options(), notes):
+def check_project(sources: Mapping[str, str], options: Options | None = None) -> dict[str, list[Finding]]:
+    """The findings of several files that may import each other, by file; files with a syntax error are left out."""
+    merged: dict[str, dict[tuple[object, ...], Finding]] = {name: {} for name in sources}
+    for entry in check_entries(Project(sources), sources, options or Options()):
         for finding in entry.findings:
             known = merged.setdefault(finding.file, {})
             place = (finding.code, finding.line, finding.column)

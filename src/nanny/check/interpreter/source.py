@@ -198,12 +198,10 @@ class WalkedFile:
 class Project:
     """The files that are checked together, parsed when first needed."""
 
-    def __init__(self, sources: Mapping[str, str], trees: Mapping[str, ast.Module] | None = None):
+    def __init__(self, sources: Mapping[str, str]):
         self.sources = sources
         self._files: dict[str, SourceFile | None] = {}
         self.imported: set[str] = set()
-        for filename, tree in (trees or {}).items():
-            self.add(filename, tree)
         self._paths: dict[str, str] | None = None
         self._top = ""
         self._resolved: dict[tuple[str, str, int], str | None] = {}
