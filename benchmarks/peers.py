@@ -158,7 +158,8 @@ def said_by_nanny(script: str, *arguments: str) -> str:
 
 def watch_all(name: str) -> dict[str, str]:
     """By script and arguments, in a process of its own: some peers never let go of a model."""
-    done = subprocess.run([sys.executable, "-m", "benchmarks.peers", "--watch", name], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.peers", "--watch", name]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)  # what went wrong is seen
     answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
     return answers
 
