@@ -15,7 +15,7 @@ from ..measure import transfer
 from ..measure.flatten import as_line, local_part, thin
 from ..measure.rows import line_of, split_small
 from ..measure.transfer import PendingRead
-from ..watch.steps import states_of
+from ..watch.steps import parameters_of, states_of
 from ..watch.tensors import gradient_of, is_readable, short_dtype
 
 SAMPLE = 1024  # elements of a parameter
@@ -103,9 +103,8 @@ class UpdateProbe:
 def optimizer_state(optimizer: Optimizer) -> OptimizerState:
     """Facts that decide how it rounds. Reads a median of a small sample where that is free (CPU)."""
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    params = [p for g in optimizer.param_groups for p in g["params"]]
     betas = group.get("betas")
-    by_parameter = states_of(optimizer)
+    params, by_parameter = parameters_of(optimizer), states_of(optimizer)
     kept = [by_parameter[p] for p in params if p in by_parameter]
     states = {short_dtype(s[k].dtype) for s in kept for k in _STATE_KEYS if isinstance(s.get(k), Tensor)}
     eps = group.get("eps")

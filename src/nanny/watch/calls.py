@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .names import is_compiled, unwrap
 from .op_stream import has_other_modes
-from .tensors import answers_itself, being_traced, has_storage, in_backward, map_leaves, tensors_in
+from .tensors import answers_itself, being_traced, bits_of, has_storage, in_backward, map_leaves, tensors_in
 
 MOST_CALLS = 16  # since the last backward pass; of a loop that makes more, the first ones
 MOST_EVALUATED = 64  # calls in evaluation mode whose parts are looked at
@@ -229,12 +229,7 @@ def _are_one(one: Tensor, other: Tensor) -> bool:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(_bits(one), _bits(other))
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    sizes = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().view(sizes.get(tensor.element_size(), torch.int8))
+    return one.shape == other.shape and one.dtype == other.dtype and torch.equal(bits_of(one), bits_of(other))
 
 
 def inner_modules(models: Sequence[nn.Module]) -> list[nn.Module]:

@@ -20,9 +20,7 @@ from ..core.ops import UNWRITTEN, bare_op
 from .op_stream import Op
 from .places import Places, Spot
 from .storages import StorageMap
-from .tensors import has_storage, map_leaves, tensors_in
-
-_SIZES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from .tensors import bits_of, has_storage, map_leaves, tensors_in
 
 
 class _Line(NamedTuple):
@@ -85,9 +83,7 @@ def _checksum(tensors: Iterable[Tensor], start: int) -> int:
         if has_storage(tensor):
             # a copy: numpy would forbid the program to resize what it has looked at
             bits = tensor.detach().clone(memory_format=torch.contiguous_format)
-            if bits.is_complex():
-                bits = torch.view_as_real(bits)
-            start = zlib.crc32(bits.cpu().view(_SIZES[bits.element_size()]).numpy().data, start)
+            start = zlib.crc32(bits_of(bits.cpu()).numpy().data, start)
     return start
 
 

@@ -16,6 +16,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import chain
 from threading import get_ident
 from typing import Any
 
@@ -185,7 +186,7 @@ class StepClock(events.PartListener):
 
     def _find_trained(self, optimizer: Optimizer) -> None:
         """Models in evaluation mode that this optimizer steps."""
-        owned = {id(p) for p in _parameters(optimizer)}
+        owned = {id(p) for p in parameters_of(optimizer)}
         for key, reference in list(self._in_evaluation.items()):
             model = reference()
             if model is None or not owned.isdisjoint(id(p) for p in model.parameters()):
@@ -216,14 +217,14 @@ class StepClock(events.PartListener):
         if moved and self._moves_by_hand is None:  # once: weights that an optimizer is to step have been filled, or loaded
             optimizers = [one for one in _modules_and_optimizers() if isinstance(one, Optimizer)]
             weights = {id(known()) for known, _ in self._versions}
-            self._moves_by_hand = not any(id(p) in weights for o in optimizers for p in _parameters(o))
+            self._moves_by_hand = not any(id(p) in weights for o in optimizers for p in parameters_of(o))
         return moved and bool(self._moves_by_hand)
 
     def _all_updated(self, known: list[Optimizer]) -> bool:
         waiting = [model for key in self._called - self._updated if (model := self._roots[key]()) is not None]
         if not waiting:
             return True
-        owned = {id(p) for optimizer in known for p in _parameters(optimizer)}
+        owned = {id(p) for optimizer in known for p in parameters_of(optimizer)}
         have = {id(m) for m in waiting if not owned.isdisjoint(id(p) for p in m.parameters())}
         if not have and not self._updated:
             return True  # optimizers of copies (FP32 masters): whose they are cannot be told
@@ -266,7 +267,7 @@ class StepClock(events.PartListener):
             return True
         models = [model for root in self._roots.values() if (model := root()) is not None]
         mine = {id(p) for model in models for p in model.parameters()}
-        return any(id(p) in mine for p in _parameters(optimizer))
+        return any(id(p) in mine for p in parameters_of(optimizer))
 
 
 def _knows(modules: dict[int, weakref.ref[nn.Module]], module: nn.Module) -> bool:
@@ -324,8 +325,9 @@ def _steps_taken(optimizer: Optimizer) -> int:
 
 
 def _has_any_of(optimizer: Optimizer, model: nn.Module) -> bool:
-    return not {id(p) for p in _parameters(optimizer)}.isdisjoint(id(p) for p in model.parameters())
+    return not {id(p) for p in parameters_of(optimizer)}.isdisjoint(id(p) for p in model.parameters())
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """None of one that is only half made."""
+    return list(chain.from_iterable(group["params"] for group in getattr(optimizer, "param_groups", ())))

@@ -129,6 +129,13 @@ def answers_itself(tensor: Tensor) -> bool:
     return kind.__torch_dispatch__ is not _PLAIN_DISPATCH and kind.__module__.partition(".")[0] != "torch"
 
 
+def bits_of(tensor: Tensor) -> Tensor:
+    """Its values as whole numbers: what is the same bit by bit is equal, NaN too."""
+    values = tensor.detach().contiguous()
+    values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    return values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}.get(values.element_size(), torch.int8))
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Neither NaN nor an infinity in it: one pass, one wait."""
     low, high = torch.aminmax(tensor.detach())

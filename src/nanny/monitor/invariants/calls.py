@@ -16,6 +16,7 @@ from ...measure import transfer
 from ...watch.calls import ModelCall
 from ...watch.hooks import add_hook
 from ...watch.places import users_line
+from ...watch.steps import parameters_of
 from ...watch.tensors import gradient_of, is_readable, with_gradient
 from ..trace import fingerprints
 from ..updates import UpdateProbe
@@ -29,7 +30,6 @@ from .watched import (
     few_of,
     gradient_sample,
     leaves_of,
-    parameters_of,
     sample_of,
     untouched,
 )

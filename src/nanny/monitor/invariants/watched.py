@@ -6,7 +6,6 @@ import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from ...measure import transfer
 from ...measure.flatten import as_line, thin
 from ...watch.names import Held, unwrap
 from ...watch.places import users_line
+from ...watch.steps import parameters_of
 from ...watch.tensors import gradient_of, is_readable
 from ..trace import version_of
 
@@ -178,10 +178,6 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
     if any(not is_readable(g) or hasattr(g, "to_local") or not transfer.reads_freely(g.device) for g in found):
         return True  # sparse or sharded: it may be kept elsewhere
     return any_nonzero(found) if found else any(hasattr(p, "to_local") for p in parameters)
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 def optimizers_alive() -> list[Optimizer]:
