@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..core.finding import NannyError
 from ..core.numbers import nearest
 from ..core.plain_json import to_text
 from ..show.pages import Page, all_pages, page_markdown, page_named, page_text
-from ..show.term import width_of
+from ..show.term import width_of, wrap
 from ..show.translation import translate
 
 
@@ -83,11 +82,9 @@ def _overview(pages: Iterable[Page], lang: str) -> str:
     """Rules first, then causes."""
     rows = [(page.code, page.kind, page.title) for page in sorted(pages, key=lambda page: (page.family, page.code))]
     wide, kinds = (max(len(row[column]) for row in rows) for column in (0, 1))
-    indent, width = " " * (wide + kinds + 4), width_of(sys.stdout)
-    lines = []
+    width, lines = width_of(sys.stdout), []
     for code, kind, title in rows:
-        line = f"{code:<{wide}}  {kind:<{kinds}}  {title}"
-        lines += [line] if lang != "en" else textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False)
+        lines += wrap(f"{code:<{wide}}  {kind:<{kinds}}  {title}", width, wide + kinds + 4)
     return "\n".join([*lines, "", translate("nanny rule CODE explains one of them.", lang)])
 
 

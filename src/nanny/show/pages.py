@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -15,7 +14,7 @@ from inspect import cleandoc
 from ..core.finding import NannyError, Severity
 from ..core.numbers import nearest
 from .rule_text import SECTION, chinese_text
-from .term import DEFAULT_WIDTH
+from .term import DEFAULT_WIDTH, wrap
 from .translation import translate
 
 _ITEM = re.compile(r"(?:[-*]|\d+\.) +")
@@ -118,12 +117,7 @@ def reflow(text: str, width: int) -> str:
     def finish() -> None:
         if paragraph:
             indent = _ITEM.match(paragraph[0])
-            out.extend(
-                textwrap.wrap(
-                    " ".join(paragraph), width, subsequent_indent=" " * (indent.end() if indent else 0),
-                    break_long_words=False, break_on_hyphens=False,
-                )
-            )  # fmt: skip
+            out.extend(wrap(" ".join(paragraph), width, indent.end() if indent else 0))
             paragraph.clear()
 
     for line in text.splitlines():
