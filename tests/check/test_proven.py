@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,3 +102,14 @@ def test_a_condition_of_its_own_leaves_it_open(name: str):
     )
     found = {f.code: f.severity for f in check_source(text, "train.py", Options())}
     assert found.get(code, Severity.WARNING) < Severity.ERROR
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning_manual"])
+def test_a_step_after_a_plain_backward_raises_as_a_framework_in_fp16_asks_its_scaler(framework: str):
+    text = (Path(__file__).parent / "fixtures" / "bad" / f"{framework}_plain_backward.py").read_text()
+    message = next(f.message for f in check_source(text, "train.py", Options()) if f.code == "CONFIG_DOUBLE_SCALING")
+    model, scaler = torch.nn.Linear(2, 2), torch.amp.GradScaler("cpu")  # what both frameworks step with
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(AssertionError):
+        scaler.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert "AssertionError" in message

@@ -107,6 +107,8 @@ def value_boolop(walk: Walk, frame: Frame, node: ast.BoolOp) -> Value:
     decides = isinstance(node.op, ast.Or)
     if any(value.kind == "const" and value.const is decides for value in values):
         return constant(decides)
+    if not decides and all(value.kind == "context" for value in values):
+        return values[-1]  # `with autocast() and no_grad()` enters the last alone
     out = values[0]
     for value in values[1:]:
         out = join(out, value)

@@ -42,6 +42,7 @@ def _after_exit(at: Context, implied: tuple[Guard, ...]) -> Context:
 
 
 # what a cached call still has to tell: calls that change gradients, scalers and optimizers
+_FAR = 300  # values on the way from a sum back to what it began with
 _PROTOCOL = ("scaler.", "optimizer.", "framework.", "backward", "clip_grad", "grad_read", "autograd.grad", "module_call")
 
 
@@ -238,7 +239,7 @@ class Interpreter:
         if known is None or not known.is_half:
             return
         origin = known.inputs[0] if known.op == "view" and known.inputs else known
-        on_it = [any(v is known or v is origin for v in ancestors(part, 12)) for part in value.inputs]
+        on_it = [any(v is known or v is origin for v in ancestors(part, _FAR)) for part in value.inputs]
         if any(on_it) and not all(on_it):
             frame.emit("accumulate", node, (known, value), out=value)
 
@@ -467,6 +468,8 @@ class Interpreter:
         for item in (*args, *kwargs.values()):
             if item.kind in ("scaler", "optimizer"):
                 frame.emit(f"{item.kind}.passed", node, (item,))
+        if info.is_module and isinstance(node, ast.Call):
+            frame.emit("module.new", node, tuple(args), kwargs, value)
         return value
 
     def build(self, frame: Frame, info: OwnClass, value: Value, args: Args, kwargs: Kwargs, node: ast.AST) -> None:

@@ -104,8 +104,9 @@ def knows(name: str) -> bool:
 
 
 def is_loss(args: Args, kwargs: Kwargs) -> bool:
-    """Whether an unknown call compares the output of a model with something; whether it is trained on, its backward tells."""
-    given = (*args, *kwargs.values())
+    """Whether an unknown call compares the output of a model with something; whether it is trained on, its backward tells.
+    Settings beside it (`rearrange(x, "b c h w -> b (c h w)")`) are nothing to compare with."""
+    given = [v for v in (*args, *kwargs.values()) if v.kind != "const" or not isinstance(v.const, (str, int, bool))]
     return len(given) > 1 and any(v.op == "module_call" for value in given for v in ancestors(value, 12))
 
 

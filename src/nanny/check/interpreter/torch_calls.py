@@ -102,6 +102,12 @@ def _torch_op(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwarg
     return frame.emit(op, node, tuple(args), kwargs, out)
 
 
+def _rearranged(frame: Frame, node: ast.Call, path: str, args: Args, kwargs: Kwargs) -> Value:
+    """einops changes the shape alone; its pattern and the sizes beside it are no tensors."""
+    out = result(frame, "reshape", node, tuple(args[:1]), {})
+    return frame.emit("reshape", node, tuple(args[:1]), {}, out)
+
+
 def _create(op: str, out: Value, args: Args, kwargs: Kwargs) -> Value:
     if "dtype" in kwargs and not kwargs["dtype"].is_none:
         return out
@@ -383,4 +389,5 @@ _EXACT: dict[str, Callable[..., Value]] = {
     "torch.set_default_tensor_type": _default_dtype, "torch.clear_autocast_cache": _plain("clear_autocast_cache"),
     "torch.get_autocast_dtype": _autocast_dtype, "torch.get_autocast_gpu_dtype": _autocast_dtype,
     "torch.get_autocast_cpu_dtype": _autocast_dtype, "deepspeed.initialize": _deepspeed,
+    "einops.rearrange": _rearranged, "einops.repeat": _rearranged,
 }  # fmt: skip

@@ -205,6 +205,8 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     largest = _largest(event.out if event.op != "cast" else event.arg(0))
     if (largest is None and event.op == "linspace") or (largest is not None and largest <= limit) or _is_share(event, view):
         return
+    if largest is None and _is_averaged(event, view):
+        return
     yield Hit(
         event.node,
         f"whole numbers are put into {kind}, which counts exactly only to {limit}",
@@ -259,6 +261,14 @@ def _is_share(event: Event, view: FileView) -> bool:
     shifted = {id(event.out), *(id(e.out) for e in trace.of("add", "sub") if e.arg(0) is event.out and e.arg(1).is_number)}
     divided = (e for e in trace.of("div", "div_", "augassign") if id(e.arg(0)) in shifted)
     return any(id(v) in length for e in divided if e.op != "augassign" or e.arg(2).const == "Div" for v in ancestors(e.arg(1), 8))
+
+
+def _is_averaged(event: Event, view: FileView) -> bool:
+    """Whether a count is only weighted and summed up again: the mean of a distribution over bins or steps."""
+    trace = view.trace_of(event)
+    sums = trace.of("sum", "mean") if trace is not None else []
+    factors = (v for e in sums if e.arg(0).op == "mul" for v in e.arg(0).inputs)
+    return any(_source(v) is _source(event.out) for v in factors)
 
 
 def _becomes_integer(value: Value, view: FileView) -> bool:

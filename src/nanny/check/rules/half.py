@@ -52,7 +52,7 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if has_master_copy(view) or _is_cast_back(event, view) or _is_beside_adapters(target, event, view):
         return
-    if is_tried_once(target.thing, view):
+    if is_tried_once(target, view):
         return
     text = f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained"
     step = _refused_by_scaler(target.thing, event, view) if kind == "fp16" else None

@@ -263,6 +263,7 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
     if view.of("framework.new", "framework.backward", "framework.prepare"):
         return
     has_scaler = not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers) or bool(view.of("scaler.scale", "scaler.step"))
+    has_scaler = has_scaler and not _is_idle(view)
     for index, event in trace.with_positions("backward"):
         if _is_scaled_by_hand(event.arg(0), trace):
             continue
@@ -299,6 +300,23 @@ def scaler_missing(trace: Trace, view: FileView) -> Iterator[Hit]:
             and region.enabled is True
             and _is_stepped_plainly(event, made, trace),
         )
+
+
+_KEEPING = frozenset({"state_dict", "load_state_dict"})
+
+
+def _is_idle(view: FileView) -> bool:
+    """Whether every scaler of the program is only made, saved and loaded: it scales nothing, and is handed to nobody."""
+    uses = view.module.uses
+    made = {id(e.out.thing) for e in view.of("scaler.new")}
+    if not made or any(not methods <= _KEEPING for path, methods in uses.methods.items() if path in uses.scalers):
+        return False
+    passed = (e for e in view.of("scaler.scale", "scaler.step", "scaler.unscale_", "scaler.passed", "unknown_call", "external"))
+    return all(e.op in ("unknown_call", "external") and made.isdisjoint(_things(e)) for e in passed)
+
+
+def _things(event: Event) -> set[int]:
+    return {id(v.thing) for given in (*event.args, *event.kwargs.values()) for v in ancestors(given, 20)}
 
 
 def _is_stepped_plainly(backward: Event, made: Event, trace: Trace) -> bool:

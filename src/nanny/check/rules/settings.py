@@ -229,7 +229,7 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
     """A plain backward, or a scaler of one's own, is used under a framework that scales the loss itself.
 
     Why: Accelerate, Lightning, Fabric and DeepSpeed own the loss scaler. A plain backward leaves gradients unscaled while
-    the step unscales them; a second scaler scales twice.
+    the step unscales them, or refuses to, if nothing was scaled at all; a second scaler scales twice.
 
     Example:
         accelerator = Accelerator(mixed_precision="fp16")
@@ -257,22 +257,27 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
             )
     if view.of("scaler.new"):
         return
+    is_asked = name == "DeepSpeed" or view.of("framework.backward")  # else torch's scaler has no scale yet
+    harm = (
+        "the step divides unscaled gradients by 65,536" if is_asked else "its step raises AssertionError, for nothing was scaled"
+    )
     for trace in view.traces:
         for event in trace.of("backward"):
-            if _owned(trace, name) and kind == "fp16" and can_meet(made, event):
+            if _owned(trace, event, name) and kind == "fp16" and can_meet(made, event):
                 yield Hit(
                     event.node,
-                    f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: "
-                    "the step divides unscaled gradients by 65,536",
+                    f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: {harm}",
                     f"use {call}",
                     chain=(link(made, f"{name} in fp16"), link(event, "backward without it")),
                 )
 
 
-def _owned(trace: Trace, name: str) -> bool:
+def _owned(trace: Trace, event: Event, name: str) -> bool:
+    """Whether the framework runs this code: a class of its kind holds it, or the function that it is reached through."""
+    owners = [o for o in (trace.owner, *(function.owner for function in event.at.stack)) if o is not None]
     if name == "Trainer":
-        return trace.owner is not None and trace.owner.derives_from(TRAINERS)
-    return name != "Lightning" or (trace.owner is not None and trace.owner.is_lightning)
+        return any(owner.derives_from(TRAINERS) for owner in owners)
+    return name != "Lightning" or any(owner.is_lightning for owner in owners)
 
 
 def _framework(view: FileView) -> tuple[str, str, str, Event] | None:

@@ -50,11 +50,13 @@ def is_stepped(backward: Event, view: FileView) -> bool:
     return any(share_loop(backward, step) for step in steps) if steps else bool(view.of(*_STEPS))
 
 
-def is_tried_once(thing: Thing, view: FileView) -> bool:
+def is_tried_once(model: Value, view: FileView) -> bool:
     """Whether a model is made, stepped and left in one pass: a trial of the machine, no training."""
-    made = next((e for e in view.of("layer", "from_pretrained") if e.out.thing is thing), None)
-    steps = view.of(*_STEPS, *_BACKWARD, "framework.train")
-    return made is not None and all(e.at.loops == made.at.loops and e.at.stack == made.at.stack for e in steps)
+    made = next((e for e in view.of("layer", "from_pretrained", "module.new") if e.out.thing is model.thing), None)
+    made = made or next((e for e in view.of("external", "unknown_call") if e.node is model.node), None)
+    if made is None or view.of("framework.train"):  # a framework's loop is no single pass
+        return False
+    return all(e.at.loops == made.at.loops and e.at.stack == made.at.stack for e in view.of(*_STEPS, *_BACKWARD))
 
 
 def share_loop(backward: Event, step: Event) -> bool:
