@@ -80,6 +80,22 @@ def test_a_new_file_that_an_import_may_mean_is_noticed(tree, tmp_path, walked):
     assert walked == ["train.py", "train.py"]
 
 
+@pytest.mark.parametrize(
+    "code", ["import json\nx = json.load(open('plain.json'))\n", "import accelerate\nx = accelerate.Accelerator()\n"]
+)
+def test_what_reads_settings_is_known_until_they_change(tree, tmp_path, walked, code):
+    (tree / "alone.py").write_text(code + ALONE)
+    first = told(tree, tmp_path / "c.sqlite")
+    walked.clear()
+    assert told(tree, tmp_path / "c.sqlite") == first
+    assert walked == []
+    for text in ('{"mixed_precision": "fp16"}', '{"mixed_precision": "bf16"}'):  # one that is new, one that changes
+        (tree / "plain.json").write_text(text)
+        told(tree, tmp_path / "c.sqlite")
+        assert walked == ["alone.py"]
+        walked.clear()
+
+
 @pytest.mark.parametrize("harm", ["no database", "another table", "no JSON", "other JSON", "not writable"])
 def test_a_broken_cache_is_no_cache(tree, tmp_path, harm):
     path = tmp_path / "c.sqlite"

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -28,10 +28,14 @@ Imports = dict[tuple[str, int], str | None]  # what a file imports, with how man
 
 @dataclass(frozen=True)
 class Checked:
-    """The findings of one file, and the texts that were read for them, its own among them: path -> digest."""
+    """The findings of one file, and the texts that were read for them, its own among them: path -> digest.
+
+    `settings` is what it asked of settings files, (name or nothing, the file that asks) -> digest of what there was to read.
+    """
 
     findings: list[Finding]
     read: dict[str, str]
+    settings: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 def digest(text: str) -> str:
@@ -60,12 +64,13 @@ class Cache:
         return found
 
     def get(self, key: bytes) -> Checked | None:
-        return self._get(key, lambda read, found: Checked([_finding(item) for item in found], {str(a): str(b) for a, b in read}))
+        return self._get(key, _checked)
 
     def put(self, key: bytes, checked: Checked) -> None:
         with suppress(ValueError, TypeError):  # evidence that is no JSON
             found = json.dumps([finding.to_json() for finding in checked.findings])
-            self._rows[key] = json.dumps(sorted(checked.read.items())), found
+            needs = [sorted(checked.read.items()), [[*asked, state] for asked, state in sorted(checked.settings.items())]]
+            self._rows[key] = json.dumps(needs), found
 
     def imports(self, key: bytes) -> Imports | None:
         return self._get(key, lambda asked, _: {(str(name), int(level)): found for name, level, found in asked})
@@ -111,6 +116,12 @@ def _open(path: str) -> sqlite3.Connection:
             db.close()
             os.unlink(path)
     raise sqlite3.DatabaseError(path)
+
+
+def _checked(needs: Any, found: Any) -> Checked:
+    read, settings = needs
+    asked = {(str(name), str(importer)): str(state) for name, importer, state in settings}
+    return Checked([_finding(item) for item in found], {str(a): str(b) for a, b in read}, asked)
 
 
 def _finding(item: dict[str, Any]) -> Finding:

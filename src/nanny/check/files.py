@@ -22,7 +22,20 @@ from .broken import broken_code, too_deep
 from .cache import Cache, Checked, Imports, Keys, digest, shared_by_size
 from .config import Config, amp_dtype_name, device_name, find_config
 from .suppress import is_suppressed, read_suppressions
-from .walk import Found, Text, decode, find_files, find_module, folders_up, forget_files, matches_path, read_text
+from .walk import (
+    Found,
+    Text,
+    decode,
+    find_files,
+    find_module,
+    folders_up,
+    forget_files,
+    matches_path,
+    read_text,
+    real_path,
+    settings_named,
+    settings_texts,
+)
 
 if TYPE_CHECKING:
     from .interpreter.source import Project
@@ -75,8 +88,8 @@ class Sources(Mapping[str, str]):
         self._beside: dict[tuple[str, str], str | None] = {}
         self.read_too: list[str] = []
         self.asked: dict[str, Imports] = {}  # what imports mean, as far as that is not among the files given
-        self.read_settings = False
-        self._near = False
+        self._settings: dict[str, tuple[tuple[str, str], ...]] = {}
+        self.asked_settings: dict[tuple[str, str], str] = {}  # what the file that is walked asks of settings files
         self._digests: dict[str, str] = {}
         self.holding: dict[str, bool] = {}  # whether the imports of a file still mean what a cache says
 
@@ -112,24 +125,31 @@ class Sources(Mapping[str, str]):
         """A settings file that the code names: where it is, what it says, and where each key stands."""
         from .settings.check import read_settings
 
-        self.read_settings = True
+        self.asked_settings[name, importer] = self.settings_state(name, importer)
         return read_settings(name, importer)
 
     def settings_near(self, importer: str, framework: str, *keys: str) -> list[tuple[object, str, int]]:
         """What the settings files of a framework beside a file and above it say under a key, each value once."""
-        from .settings.check import settings_in
+        from .settings.check import sections_of
 
-        self.read_settings = True
-        if not self._near:
-            settings_in.cache_clear()
-            self._near = True
+        self.asked_settings["", importer] = self.settings_state("", importer)
         found: dict[object, tuple[object, str, int]] = {}
         for folder in folders_up(importer):
-            for path, section in settings_in(folder):
+            for path, section in sections_of(self._settings_in(folder)):
                 value = section.get(*keys)
                 if section.framework == framework and isinstance(value, (str, int)):
                     found.setdefault(value, (value, path, section.row(*keys)))
         return list(found.values())
+
+    def settings_state(self, name: str, importer: str) -> str:
+        """A digest of the texts that such a question is answered from: of the file of that name, or of all near one."""
+        texts = [settings_named(name, importer)] if name else list(map(self._settings_in, folders_up(importer)))
+        return digest(repr(texts))
+
+    def _settings_in(self, folder: str) -> tuple[tuple[str, str], ...]:
+        if folder not in self._settings:
+            self._settings[folder] = settings_texts(folder)
+        return self._settings[folder]
 
     def __getitem__(self, path: str) -> str:
         text = self.read(path)
@@ -186,7 +206,7 @@ def _check_paths(
     for path in paths:
         config = merge(find_config(path, top), overrides)
         for found in find_files(path, report.notes, config.exclude, config.root):
-            real = os.path.realpath(found.path)
+            real = real_path(found.path)
             if real not in seen:
                 seen.add(real)
                 groups.setdefault(config, []).append(found)
@@ -295,6 +315,8 @@ def _from_cache(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checke
     """What was found when all texts were as they are, and every import meant what it means."""
     checked = cache.get(keys.of(path, sources.digest(path)))
     if checked is None or any(sources.digest(file) != text for file, text in checked.read.items()):
+        return None
+    if any(sources.settings_state(*asked) != state for asked, state in checked.settings.items()):
         return None
     for file in checked.read:
         if file not in sources.holding:
@@ -451,11 +473,12 @@ def _check_trees(
         for path in paths:
             before = len(part.notes)
             if isinstance(sources, Sources):
-                sources.read_settings = False
+                sources.asked_settings = {}
             for entry in check_entries(known, [path], options, part.notes):
                 part.findings.extend(entry.findings)
-                if isinstance(sources, Sources) and not sources.read_settings and len(part.notes) == before:
-                    part.checked[path] = Checked(entry.findings, {name: sources.digest(name) for name in entry.read})
+                if isinstance(sources, Sources) and len(part.notes) == before:
+                    read = {name: sources.digest(name) for name in entry.read}
+                    part.checked[path] = Checked(entry.findings, read, sources.asked_settings)
             if project is not None:
                 known.forget(path)
         return part

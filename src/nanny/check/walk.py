@@ -24,6 +24,8 @@ SKIPPED_FOLDERS = frozenset(
         *("build", "dist", "_build", "buck-out", ".eggs", "__pypackages__", "site-packages"),
     )
 )
+SETTINGS = ("json", "yaml", "toml")
+LONGEST_SETTINGS = 1 << 16  # bytes of a settings file that nobody named; what is longer is data
 SOURCE_FOLDERS = ("src", "lib")  # where a project keeps what its scripts import by bare name
 # notebooks carry their pictures
 LARGEST = {"python": 2 << 20, "notebook": 64 << 20, "json": 1 << 20, "yaml": 1 << 20, "toml": 1 << 20}
@@ -89,29 +91,45 @@ def find_files(path: str, notes: list[str], exclude: Sequence[str] = (), root: s
 _ROOT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", "environment.yml")
 
 
-@cache
 def project_root(folder: str) -> str:
     """The folder that holds the project of an absolute folder: the nearest with a mark of one, else the folder itself."""
-    at = folder
-    while True:
-        if any(os.path.exists(os.path.join(at, mark)) for mark in _ROOT_MARKS):
-            return at
-        above = os.path.dirname(at)
-        if above == at:
-            return folder
-        at = above
+    return _marked_above(folder) or folder
 
 
-def folders_up(path: str) -> Iterator[str]:
+@cache
+def _marked_above(folder: str) -> str:
+    if any(os.path.exists(os.path.join(folder, mark)) for mark in _ROOT_MARKS):
+        return folder
+    above = os.path.dirname(folder)
+    return _marked_above(above) if above != folder else ""
+
+
+def folders_up(path: str) -> tuple[str, ...]:
     """The folder of a file and those above it, up to the root of its project, written as the path is."""
-    folder = os.path.dirname(path)
+    return _folders_up(os.path.dirname(path))
+
+
+@cache
+def _folders_up(folder: str) -> tuple[str, ...]:
     root = project_root(os.path.abspath(folder))
-    while True:
-        yield folder
-        here = os.path.abspath(folder)
-        if here == root or os.path.dirname(here) == here:
-            return
+    found = [folder]
+    while (here := os.path.abspath(folder)) != root and os.path.dirname(here) != here:
         folder = os.path.normpath(os.path.join(folder, os.pardir))
+        found.append(folder)
+    return tuple(found)
+
+
+def real_path(path: str) -> str:
+    """As os.path.realpath, which looks at every folder above every file."""
+    if os.path.islink(path):
+        return os.path.realpath(path)
+    folder, name = os.path.split(path)
+    return os.path.join(_real_folder(folder), name)
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)
 
 
 @cache
@@ -124,22 +142,47 @@ def _names_in(folder: str) -> frozenset[str]:
 
 def forget_files() -> None:
     """Files come and go between two checks."""
-    project_root.cache_clear()
-    _names_in.cache_clear()
+    for known in (_marked_above, _folders_up, _real_folder, _names_in, _is_installed):
+        known.cache_clear()
 
 
-def _is_installed(path: str, root: str) -> bool:
-    """Whether a file below the root is in a folder that is no part of the project: an environment, a build."""
-    return not SKIPPED_FOLDERS.isdisjoint(os.path.relpath(os.path.abspath(path), root).split(os.sep)[:-1])
+def settings_named(name: str, importer: str) -> tuple[str, str] | None:
+    """Path and text of a settings file that code in `importer` names, looked for beside it and in the folders above."""
+    kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
+    if kind not in SETTINGS or os.path.isabs(name):
+        return None
+    for folder in folders_up(importer):
+        path = os.path.normpath(os.path.join(folder, name))
+        text = read_text(Found(path, kind)) if os.path.isfile(path) else None
+        if isinstance(text, Text):
+            return path, text.text
+    return None
+
+
+def settings_texts(folder: str) -> tuple[tuple[str, str], ...]:
+    """Path and text of what may be a settings file right in a folder."""
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            names = sorted(e.name for e in entries if e.is_file() and e.stat().st_size <= LONGEST_SETTINGS)
+    except OSError:
+        return ()
+    found = (settings_named(name, os.path.join(folder, name)) for name in names)
+    return tuple(one for one in found if one is not None)
+
+
+@cache
+def _is_installed(folder: str, root: str) -> bool:
+    """Whether a folder below the root is no part of the project: an environment, a build."""
+    return not SKIPPED_FOLDERS.isdisjoint(os.path.relpath(os.path.abspath(folder), root).split(os.sep))
 
 
 def find_module(importer: str, target: str, level: int) -> str | None:
     """The file below the project's root that `import target` (with so many leading dots) in a file means."""
     root = project_root(os.path.abspath(os.path.dirname(importer)))
-    folders = list(folders_up(importer)) if not level else []
+    folders = folders_up(importer) if not level else ()
     if level:
         up = os.path.join(os.path.dirname(importer), *[os.pardir] * (level - 1))
-        folders = [os.path.normpath(up) if level > 1 else up]
+        folders = (os.path.normpath(up) if level > 1 else up,)
     parts = target.split(".") if target else []
     for folder in folders:
         for base in (folder, *(os.path.join(folder, name) for name in SOURCE_FOLDERS)):
@@ -149,7 +192,8 @@ def find_module(importer: str, target: str, level: int) -> str | None:
                 continue
             path = os.path.join(base, *parts)
             for candidate in (f"{path}.py", os.path.join(path, "__init__.py")):
-                if os.path.isfile(candidate) and not _is_installed(candidate, root):
+                inside, name = os.path.split(candidate)
+                if name in _names_in(inside) and os.path.isfile(candidate) and not _is_installed(inside, root):
                     return os.path.normpath(candidate)
     return None
 

@@ -6,19 +6,18 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ...core.finding import Finding, Link
 from ..broken import broken_code
 from ..credit import loudest
 from ..registry import rules_on
-from ..walk import KINDS, Found, Text, folders_up, read_text
+from ..walk import KINDS, settings_named
 from . import rules  # noqa: F401  (enters its rules)
 from .sections import KeyPath, SettingsSection, Span, json_document, recognise, toml_document, yaml_documents
 
 _WORTH_IT = re.compile(r"fp16|bf16|float16|precision|loss_scale|scale_power")  # a file without has nothing to judge
-LONGEST_SETTINGS = 1 << 16  # bytes; what is longer is data
 
 
 def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding] | str | None:
@@ -38,37 +37,24 @@ def check_settings(text: str, path: str, kind: str, named: bool) -> list[Finding
 
 
 def read_settings(name: str, importer: str) -> tuple[str, Any, Mapping[KeyPath, Span]] | None:
-    """A settings file that code in `importer` names, looked for beside it and in the folders above."""
-    kind = KINDS.get(os.path.splitext(name)[1].lower(), "")
-    if kind not in ("json", "yaml", "toml") or os.path.isabs(name):
-        return None
-    for folder in folders_up(importer):
-        path = os.path.normpath(os.path.join(folder, name))
-        text = read_text(Found(path, kind)) if os.path.isfile(path) else None
-        if isinstance(text, Text):
-            try:
-                documents = list(_documents(text.text, kind))
-            except (ValueError, RecursionError):
-                return None
-            return (path, *documents[0]) if documents else None
-    return None
+    """What the settings file says that code in `importer` names."""
+    found = settings_named(name, importer)
+    return _read(*found) if found is not None else None
 
 
-@cache
-def settings_in(folder: str) -> tuple[tuple[str, SettingsSection], ...]:
-    """The sections of the settings files right in a folder, each with its file."""
-    out: list[tuple[str, SettingsSection]] = []
+def _read(path: str, text: str) -> tuple[str, Any, Mapping[KeyPath, Span]] | None:
     try:
-        with os.scandir(folder or os.curdir) as entries:
-            names = sorted(e.name for e in entries if e.is_file() and e.stat().st_size <= LONGEST_SETTINGS)
-    except OSError:
-        return ()
-    for name in names:
-        found = read_settings(name, os.path.join(folder, name))
-        if found is not None:
-            path, data, spans = found
-            out += [(path, section) for section in recognise(data, spans)]
-    return tuple(out)
+        documents = list(_documents(text, KINDS[os.path.splitext(path)[1].lower()]))
+    except (ValueError, RecursionError):
+        return None
+    return (path, *documents[0]) if documents else None
+
+
+@lru_cache(64)
+def sections_of(texts: tuple[tuple[str, str], ...]) -> tuple[tuple[str, SettingsSection], ...]:
+    """The sections of settings files, each with its file."""
+    read = (_read(path, text) for path, text in texts)
+    return tuple((found[0], section) for found in read if found is not None for section in recognise(*found[1:]))
 
 
 def _documents(text: str, kind: str) -> Iterable[tuple[Any, Mapping[KeyPath, Span]]]:
