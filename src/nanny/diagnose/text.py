@@ -23,17 +23,13 @@ def diagnosis_lines(one: Diagnosis, language: str = "en") -> list[str]:
 def diagnosis_block(verdict: Verdict, cause: Diagnosis | None, prove: str = "", language: str = "en") -> list[Line]:
     """`cause`: the diagnosis of the verdict, in the reader's language; `prove`: the command that would find one."""
     if cause is not None:
-        return cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language, verdict.rank)
+        return [*cause_block(cause, "warning" if verdict.word == "SUSPECT" else "error", language, verdict.rank)]
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     return [Line(f"{verdict.text}.", style), *(Line(text, indent=4) for text in _without_cause(verdict, prove))]
 
 
-def cause_block(one: Diagnosis, style: str = "error", language: str = "en", rank: int | None = None) -> list[Line]:
-    return [*_block(one, style, language, rank)]
-
-
 def render_cause(one: Diagnosis, colour: bool = False) -> str:
-    return lines_text(cause_block(one), 100, colour=colour)
+    return lines_text([*cause_block(one)], 100, colour=colour)
 
 
 def _without_cause(verdict: Verdict, prove: str) -> list[str]:
@@ -43,7 +39,7 @@ def _without_cause(verdict: Verdict, prove: str) -> list[str]:
     return [*seen, *([f"to find out: {prove}"] if prove else [])]
 
 
-def _block(one: Diagnosis, style: str, language: str, rank: int | None) -> Iterator[Line]:
+def cause_block(one: Diagnosis, style: str = "error", language: str = "en", rank: int | None = None) -> Iterator[Line]:
     yield Line(f"{one.cause}: {one.culprit}", style)
     when = f"step {one.step}" if one.step is not None else ""
     process = "" if rank is None else f"rank {rank}"

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.finding import Finding, Severity
 from ..core.numbers import amount
+from ..show.findings import serious_ones
 from .choose import diagnoses_of
 from .evidence import Evidence
 from .records import Diagnosis
@@ -68,7 +69,7 @@ def verdict_of(
     if first is not None and is_from_others(first):
         return Verdict(False, "NOT HEALTHY", f"bad gradients came from another rank at step {first.step}", None, first)
     if first is not None:
-        return Verdict(False, "NOT HEALTHY" if wrong else "SUSPECT", f"{_counts_in_words(found)}; {UNPROVED}", None, first)
+        return Verdict(False, "NOT HEALTHY" if wrong else "SUSPECT", f"{serious_ones(found)}; {UNPROVED}", None, first)
     broken = first_broken_step(evidence.scalars.get("loss"))
     if broken is not None:
         return Verdict(False, "NOT HEALTHY", f"the loss is not finite from step {broken} on; {UNPROVED}")
@@ -162,8 +163,3 @@ def first_broken_step(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None
 
 def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
     return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
-
-
-def _counts_in_words(findings: Sequence[Finding]) -> str:
-    counts = severity_counts(findings)
-    return " and ".join(amount(counts[name], name) for name in ("error", "warning") if counts[name])

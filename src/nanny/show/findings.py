@@ -214,6 +214,11 @@ def _mark_columns(line: str, start: int, end: int, room: int) -> tuple[str, int,
 
 def danger(findings: Sequence[Finding], target: str) -> str:
     """`not safe in fp16: 2 errors and 1 warning`; empty where nothing is serious."""
-    errors, warnings = (sum(f.severity == level for f in findings) for level in (Severity.ERROR, Severity.WARNING))
-    parts = [amount(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n]
-    return f"{'not safe' if errors else 'risky'} in {target}: {' and '.join(parts)}" if parts else ""
+    is_unsafe, serious = any(f.severity is Severity.ERROR for f in findings), serious_ones(findings)
+    return f"{'not safe' if is_unsafe else 'risky'} in {target}: {serious}" if serious else ""
+
+
+def serious_ones(findings: Sequence[Finding]) -> str:
+    """`2 errors and 1 warning`, or nothing."""
+    counts = Counter(finding.severity for finding in findings)
+    return " and ".join(amount(counts[s], s.name.lower()) for s in (Severity.ERROR, Severity.WARNING) if counts[s])
