@@ -11,6 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from training import mlp, store_of, train
 import nanny
 from nanny import MixedPrecisionNanny, NannyError, NannyWarning, Severity, auto_diff
 from nanny.cli import main as command
+from nanny.diagnose.history import SiteHistory
 from nanny.diagnose.knowledge import remedy_of
 from nanny.diagnose.registry import all_causes
 from nanny.diagnose.run import diagnose
@@ -382,3 +384,10 @@ def test_a_fault_in_a_cause_reaches_neither_the_script_nor_its_exit_code(monkeyp
     with pytest.warns(NannyWarning, match="a bug of ours"):
         nanny.close()
     assert "nanny: next:" in capsys.readouterr().err
+
+
+def test_parameters_that_come_later_have_an_empty_past():
+    """A second stage trains an adapter: whoever asks first makes its columns."""
+    history = SiteHistory(4)
+    assert history.ring(("base.weight",)).shape == (4, 1)
+    assert np.isnan(history.ring(("base.weight", "adapter.weight"))).all()

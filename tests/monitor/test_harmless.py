@@ -1133,3 +1133,19 @@ def test_an_examined_step_that_takes_too_long_goes_on_alone(closure, monkeypatch
     assert not any(watched_calls)
     (examination,) = nanny.evidence().examinations
     assert "spent" in examination.facts["left_out"]
+
+
+def test_gradients_in_float16_are_read_under_autocast_to_bfloat16() -> None:
+    """A first stage in float16 ends, the next begins under autocast: what the steps before had left is read in there."""
+    first, second = mlp().to(FP16), mlp()
+    watcher = MixedPrecisionNanny(nn.ModuleList([first, second]), output_dir=None, live=False, strict=True)
+    optimizer = SGD([*first.parameters(), *second.parameters()], 1e-3)
+    for step in range(40):
+        watcher.begin_step(step)
+        with autocast(BF16):
+            loss = second(torch.randn(4, 8)).float().square().mean()
+            (loss + first(torch.randn(4, 8, dtype=FP16)).float().square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    watcher.close()
+    assert watcher.evidence().facts.steps == 40

@@ -150,7 +150,8 @@ class SiteHistory:
 
     def ring(self, names: tuple[str, ...]) -> np.ndarray:
         """The last norms of these, [steps, sites], in no order; NaN where there was none."""
-        return self._ring[:, self.columns(names)]
+        at = self.columns(names)  # may make new ones, so it comes first
+        return self._ring[:, at]
 
     def past(self, name: str) -> np.ndarray:
         values = self._ring[:, self._column[name]] if name in self._column else np.zeros(0)

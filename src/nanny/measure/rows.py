@@ -204,7 +204,14 @@ def line_of(tensors: Sequence[Tensor]) -> Any:
 
 
 def _in_line(tensors: Sequence[Tensor]) -> Tensor:
-    """A copy of them."""
+    """A copy of them, outside the program's autocast: to bfloat16, it refuses to join what is float16."""
+    if torch._C._is_any_autocast_enabled():
+        with torch._C._DisableAutocast():
+            return _joined(tensors)
+    return _joined(tensors)
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
     grad = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:

@@ -113,7 +113,7 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
         return
     at = run.grads.columns(step.grads.names)
     was_zero = (run.grads.zero_record[at] > 0) | (run.grads.zero_steps[at] > 0)
-    if grad_norm(step) == 0 and not was_zero.all():
+    if grad_norm(step) == 0 and not was_zero.all() and run.grads.ever[at].any():
         yield Observation(
             f"the gradient of all {amount(len(step.grads.names), 'tensor')} is exactly 0, after "
             f"{amount(len(run.norms), 'step')} at which it was not; the loss is {step.loss:.4g}",
@@ -141,7 +141,8 @@ def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Itera
     before = list(run.losses)[:-1][-int(2 * run.limits.gone_history) :]
     if len(before) < run.limits.gone_history:
         return
-    were_zero = run.grads.zero_steps[run.grads.columns(grads.names)]
+    at = run.grads.columns(grads.names)  # may make new ones, so it comes first
+    were_zero = run.grads.zero_steps[at]
     usual = deviation(before, loss)
     if usual is None or not (were_zero >= 1).all() or not (were_zero == 1).any():
         return
