@@ -36,7 +36,8 @@ from ..watch.op_stream import Op, Stopped, watching
 from ..watch.places import Places, derivative_of
 from ..watch.ranks import has_group, many_processes
 from ..watch.snapshot import KeptState, kept_state
-from ..watch.tensors import answers_itself, kept_by, map_leaves, outside_program, tensors_in
+from ..watch.storages import key_of
+from ..watch.tensors import answers_itself, has_storage, kept_by, map_leaves, outside_program, tensors_in
 from ..watch.variables import MadeBy
 from .sanitizer import Sanitizer
 
@@ -187,8 +188,9 @@ def gave(call: ModelCall, result: Any) -> bool:
 
 
 def feeds(result: Any, calls: Sequence[ModelCall]) -> bool:
-    """It goes into one of the calls."""
-    return any(given is tensor for call in calls for given in call.passed for tensor in tensors_in(result))
+    """It goes into one of the calls, whole or a part of it."""
+    made = {key_of(tensor) for tensor in tensors_in(result) if has_storage(tensor)}
+    return any(has_storage(given) and key_of(given) in made for call in calls for given in call.passed)
 
 
 def _answer(call: ModelCall, result: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

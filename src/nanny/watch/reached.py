@@ -238,7 +238,7 @@ class Reached:
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():
             self._keep_cell(cell)
-        names = _names_in(function.__code__)
+        names = names_in(function.__code__)
         self._keep_names(space, names)
         self._use(names)
 
@@ -366,7 +366,7 @@ def _root_of(module: Any) -> str:
     return module.partition(".")[0] if isinstance(module, str) else ""
 
 
-def _names_in(code: types.CodeType) -> set[str]:
+def names_in(code: types.CodeType) -> set[str]:
     """Every name of a variable or an attribute that this code and the functions inside it use, or give to `getattr`."""
     names: set[str] = set()
     for one in _code_in(code):

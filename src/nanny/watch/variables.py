@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .places import is_users_own, near
+from .reached import names_in
 from .tensors import is_readable, tensors_in
 
 _MOST_FRAMES = 24
@@ -122,10 +123,17 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
     body = _body(code)
     at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
 
+    def values_of(names: set[str]) -> list[Any]:
+        return [variables.get(name, others.get(name)) for name in sorted(names)]
+
     def tensors_of(names: set[str]) -> list[Tensor] | None:
-        values = [variables.get(name, others.get(name)) for name in sorted(names)]
-        found = tensors_in([value for value in values if isinstance(value, _LOOKED_INTO)])
+        found = tensors_in([value for value in values_of(names) if isinstance(value, _LOOKED_INTO)])
         return found if len(found) <= _MOST_TENSORS else None
+
+    def read_within(names: set[str]) -> list[Tensor]:
+        """By the functions of the program that a line calls, if it names no tensor itself."""
+        found = tensors_in([value for one in values_of(names) for value in _variables_of(one) if isinstance(value, _LOOKED_INTO)])
+        return found if len(found) <= _MOST_TENSORS else []
 
     behind: list[_Assignment] = []
     wanted = set().union(*map(_names, at))
@@ -164,9 +172,19 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
         return tuple(reversed(found[:_MOST_SOURCES]))
 
     for node in behind:
-        made, read = tensors_of(_targets(node)), tensors_of(_read_by(node) - _targets(node))
+        made, read = tensors_of(_targets(node)), tensors_of(names := _read_by(node) - _targets(node))
+        read = read_within(names) if read == [] else read
         if made and read and _kept_what_it_read(node) and is_it(made, read):
             yield made_by(node, sources_of(node))
+
+
+def _variables_of(function: Any) -> Iterator[Any]:
+    """The variables of its module, and of the function around it, that a function of the program uses."""
+    if not isinstance(function, types.FunctionType) or not is_users_own(function.__code__.co_filename):
+        return
+    space = function.__globals__
+    yield from (space[name] for name in names_in(function.__code__) & space.keys())
+    yield from inspect.getclosurevars(function).nonlocals.values() if function.__closure__ else ()
 
 
 def _read_by(node: _Assignment) -> set[str]:
