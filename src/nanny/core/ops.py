@@ -81,6 +81,7 @@ LOSS_OPS = _family("""
     cross_entropy cross_entropy_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div soft_margin_loss ctc_loss
     multi_margin_loss multilabel_margin_loss multilabel_margin_loss_forward poisson_nll_loss cosine_embedding_loss
     hinge_embedding_loss margin_ranking_loss triplet_margin_loss""")
+BINARY_LOSSES = _family("binary_cross_entropy binary_cross_entropy_with_logits")  # bounded for targets from 0 to 1 alone
 
 # ---- what can go wrong in it ----
 

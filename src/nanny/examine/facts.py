@@ -1,4 +1,5 @@
-"""What else one step tells that causes ask for: attention, dead units, biased products, growth along repeated operations."""
+"""What else one step tells that causes ask for: attention, dead units, biased products, growth along repeated operations, and
+what a loss was given that it is not made for."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.ops import ATTENTIONS, MATMULS, RELUS, bare_op
+from ..core.ops import ATTENTIONS, BINARY_LOSSES, MATMULS, RELUS, bare_op
 from ..watch.places import Spot
 from ..watch.tensors import LOW, in_backward
 from ..watch.twins import Operation
@@ -26,6 +27,8 @@ _TIED_ROWS = 0.2
 _FEWEST_FOR_BIAS = 256
 _MANY_ROWS = 32  # different inputs of one call; fewer do not tell by themselves: a dropout before it, one sample at a time
 _MASKED = -1e4  # a score this low is a mask, not a score
+_SUMS_TO_ONE = 0.02  # a row of probabilities as bf16 has it
+_FAR_OUTSIDE = 0.5  # of 0 to 1: labels that were smoothed, or made noisy, go beyond by less
 
 
 class StepFacts:
@@ -38,6 +41,8 @@ class StepFacts:
         self.ratios: dict[str, float] = {}
         self.biases: dict[str, dict[str, float]] = {}
         self._reach: dict[str, float] = {}  # by place, in the order of execution
+        self.outside: dict[str, Any] = {}
+        self.twice: dict[str, Any] = {}
         self._growth: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         self._passes = 0  # micro-batches and closures come again: growth is told of the first pass alone
         self._in_backward = False
@@ -67,6 +72,10 @@ class StepFacts:
             self._units(site, out)
         elif name == "softmax":
             self._softmax(site, op)
+        elif name == "log_softmax":
+            self._note_softmax_of_probabilities(op, spot)
+        elif name in BINARY_LOSSES and len(op.args) > 1:
+            self._note_targets(op, spot)
         elif name == "exp" and isinstance(op.twin_out, Tensor):
             self._ratio(f"op:{name}" if not spot.place.site else site, out, op.twin_out)
         elif name in ATTENTIONS and len(op.args) > 1:
@@ -81,6 +90,25 @@ class StepFacts:
         spread = float(error.std())
         if spread > 0:
             self.biases[site] = {"bias": float(error.mean()) / spread, "tied": tied}
+
+    def _note_softmax_of_probabilities(self, op: Operation, spot: Spot) -> None:
+        """Whether all rows are none below 0 and add up to 1 already."""
+        given, dim = op.args[:2]
+        if self.twice or given.shape[dim] < 2 or given.numel() < 2 * given.shape[dim] or not extent(given).low >= 0:
+            return
+        if float((given.float().sum(dim) - 1).abs().max()) > _SUMS_TO_ONE:
+            return
+        place, classes = spot.resolve(), int(given.shape[dim])
+        self.twice = {"classes": classes, "site": place.site, "where": place.where, "source": place.source}
+
+    def _note_targets(self, op: Operation, spot: Spot) -> None:
+        target = op.args[1]
+        if self.outside or not isinstance(target, Tensor) or not target.is_floating_point() or not target.numel():
+            return
+        span = extent(target)
+        if span.finite and (span.low < -_FAR_OUTSIDE or span.high > 1 + _FAR_OUTSIDE):
+            place, share = spot.resolve(), float(((target < 0) | (target > 1)).double().mean())
+            self.outside = {**span._asdict(), "share": share, "where": place.where, "source": place.source}
 
     def _ratio(self, site: str, out: Tensor, twin: Tensor) -> None:
         """exp(a - b) that is 1 everywhere in FP32: the same quantity twice, as an importance ratio on unchanged weights is."""
@@ -141,6 +169,10 @@ class StepFacts:
             facts["dead_units"] = {**self.dead, **{site: off for site, (off, _) in few.items()}}
         if few:
             facts["few_rows"] = {site: rows for site, (_, rows) in few.items()}
+        if self.outside:
+            facts["targets_outside"] = self.outside
+        if self.twice:
+            facts["softmax_twice"] = self.twice
         if self.biases:
             facts["biases"] = self.biases
         if self.ratios:

@@ -25,6 +25,8 @@ ends the examination, not the training. `Examination.facts` may hold:
     dead_units        site of a ReLU -> share of units that are off for the whole batch, or for all that was called with few rows
     few_rows          site of a ReLU whose calls have few rows each -> all its rows of the step
     biases            site of P @ V whose rows of P tie at exactly 1 -> {bias: mean over spread of its own rounding, tied: share}
+    targets_outside   {low, high, share, where, source} of targets of a binary cross entropy that are far below 0 or above 1
+    softmax_twice     {classes, site, where, source} of a log_softmax whose rows all add up to 1 already
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from corpus import FP32, Training, planted
 from corpus.draws import noise
-from corpus.loops import Run, usual
+from corpus.loops import Run, ends_above, low, usual
 
 
 def broken(run: Run) -> bool:
@@ -154,6 +154,64 @@ def statistics_of_loud_batches(fixed: bool = False, dtype: torch.dtype = torch.f
     )
 
 
+def labels_of_a_hinge(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
+    """-1 and 1 for a binary cross entropy, which is made for 0 and 1."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+
+    def data(i: int) -> tuple[Tensor, Tensor]:
+        x = noise(32, 6, key=(413, i))
+        return x, (x[:, :1] > 0).float() if fixed else x[:, :1].sign()
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(model(x).float(), y)
+
+    return usual(model, optimizer, data, loss_of, dtype, scaler=GradScaler("cpu", enabled=False))
+
+
+def probabilities_as_logits(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
+    """A classifier that ends with a softmax, under a cross entropy that takes another."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 6), nn.Identity() if fixed else nn.Softmax(-1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def data(i: int) -> tuple[Tensor, Tensor]:
+        x = noise(32, 8, key=(414, i))
+        return x, x[:, :6].argmax(-1)
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    return usual(model, optimizer, data, loss_of, dtype, scaler=GradScaler("cpu", enabled=False))
+
+
+def windows_of_a_sensor_that_stands_still(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """A function that has returned when the loss is bad divides each window by its own spread: 0 where nothing moves."""
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    series = noise(600, key=(415,)).cumsum(0) * 0.1
+    series[200:260] = 1.5
+
+    def window(at: int) -> Tensor:
+        w = series[at : at + 17]
+        return (w - w.mean()) / (w.std() + (1e-3 if fixed else 0.0))
+
+    def step(i: int) -> Tensor:
+        batch = torch.stack([window(at) for at in range(5 * i, 5 * i + 160, 20)])
+        with low(dtype):
+            out = model(batch[:, :16])
+        loss = F.mse_loss(out.float(), batch[:, 16:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+def falls_below_nothing(run: Run) -> bool:
+    return min(run.losses) < 0
+
+
 DOMAIN: dict[str, Any] = {"precision_caused": False, "shows": broken, "steps": 12}
 PROGRAMS = [
     *planted(root_of_a_negative, "undefined_operation", "op:sqrt", **DOMAIN),
@@ -166,5 +224,10 @@ PROGRAMS = [
     *planted(exponential_in_float32, "float32_overflow", "op:exp", **DOMAIN),
     *planted(power_of_a_negative, "undefined_operation", "op:pow", **DOMAIN),
     *planted(first_of_three_layers, "activation_overflow_fp16", "first", steps=12),
+    *planted(windows_of_a_sensor_that_stands_still, "undefined_operation", "op:div", **{**DOMAIN, "steps": 20}),
+    *planted(
+        labels_of_a_hinge, "targets_outside_range", "data:target", precision_caused=False, shows=falls_below_nothing, steps=60
+    ),
+    *planted(probabilities_as_logits, "softmax_twice", "op:log_softmax", precision_caused=False, shows=ends_above(0.9), steps=60),
     *planted(statistics_of_loud_batches, "bn_stats_poisoned", "1", steps=16),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -211,6 +212,69 @@ def float32_overflow(signs: Signs) -> Iterator[Diagnosis]:
     if at is not None and first_bad_cause(at, signs) == "float32_overflow" and not signs.ran_away_before(at):
         # the graph of a loss does not show what went in: an infinite constant looks the same
         yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else POSSIBLE)
+
+
+@cause("targets_outside_range", family="not_precision", precision=False)
+def targets_outside_range(signs: Signs) -> Iterator[Diagnosis]:
+    """A binary cross entropy is given targets below 0 or above 1: it has no lowest value then.
+
+    Confirm: print target.min() and target.max(): they are not within 0 and 1.
+    """
+    seen = list(signs.fact("targets_outside"))
+    if not seen:
+        return
+    _, losses = signs.evidence.curve("loss")
+    below = losses[losses < 0]
+    exam, told = seen[0]
+    yield Diagnosis(
+        culprit="data:target",
+        confidence=CERTAIN if len(below) else LIKELY,
+        evidence=(
+            f"step {exam.step}: targets of the binary cross entropy go from {number(told['low'])} to {number(told['high'])}; "
+            f"{share(told['share'])} of them are not within 0 and 1",
+            *(
+                (f"the loss falls to {number(float(below.min()))}: with targets from 0 to 1 it is never below 0",)
+                if len(below)
+                else ()
+            ),
+        ),
+        chain=("targets outside 0 to 1", "a loss without a lowest value", "outputs grow for ever"),
+        step=exam.step,
+        where=told["where"],
+        source=told["source"],
+        precision_caused=False,
+    )
+
+
+@cause("softmax_twice", family="not_precision", precision=False)
+def softmax_twice(signs: Signs) -> Iterator[Diagnosis]:
+    """A loss that takes logits is given probabilities: a softmax is taken of a softmax.
+
+    Confirm: print output.sum(-1) of what the loss is given: it is 1 in every row.
+    """
+    seen = list(signs.fact("softmax_twice"))
+    if not seen or 2 * len(seen) < len(signs.evidence.examinations):
+        return
+    exam, told = seen[0]
+    lowest = math.log1p((told["classes"] - 1) / math.e)
+    yield Diagnosis(
+        culprit=told["site"] or "op:log_softmax",
+        confidence=LIKELY if signs.learns else CERTAIN,
+        evidence=(
+            f"step {exam.step}: every row that log_softmax is given adds up to 1 already, with none below 0",
+            f"of such rows of {told['classes']} a cross entropy is never below {lowest:.3g}",
+            f"seen in {len(seen)} of {len(signs.evidence.examinations)} examined steps",
+        ),
+        chain=(
+            "probabilities where logits belong",
+            "what the softmax is given lies within 1",
+            "small gradients, a loss with a floor",
+        ),
+        step=exam.step,
+        where=told["where"],
+        source=told["source"],
+        precision_caused=False,
+    )
 
 
 @cause("singular_gradient", family="not_precision", precision=False)
