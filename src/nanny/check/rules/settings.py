@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.limits import Limits
 from ..chains import link, node_link, region_link
 from ..interpreter.regions import framework_dtype
 from ..interpreter.torch_names import IN_FILE, TRAINERS, TRAINING_ARGUMENTS
@@ -14,8 +13,6 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import Value
 from ..registry import Hit, rule
 from .scaler_state import bad_settings
-
-_LIMITS = Limits()
 
 
 def _keyword(node: ast.AST, name: str) -> ast.AST:
@@ -142,34 +139,12 @@ def loss_scale(event: Event, view: FileView) -> Iterator[Hit]:
             for name in ("loss_scale", "initial_scale_power"):
                 if name in bf16.ref and bf16.node is not None:
                     yield Hit(_keyword(bf16.node, name), f"{name} has no meaning for bf16", "remove it: bf16 needs no loss scale")
-        if "enabled" not in section or not (
-            section.keys() & {"loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"}
-        ):
+        if "enabled" not in section or section["enabled"].const is False:
             return
-        if section["enabled"].const is False:
-            return
-        for name, text in deepspeed_problems({k: v.const for k, v in section.items() if v.is_number}):
-            yield Hit(_keyword(event.node, name), text, "use loss_scale 0 (dynamic) with initial_scale_power 16")
+        from ..settings.rules import scale_values  # loaded where there is such a section
 
-
-def deepspeed_problems(section: dict[str, float]) -> Iterator[tuple[str, str]]:
-    """What is wrong with the numbers of DeepSpeed's fp16 section, by key."""
-    scale = section.get("loss_scale")
-    if scale is not None and scale != 0 and scale <= _LIMITS.init_scale_low:
-        yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that rescues no small gradient"
-    elif scale is not None and scale > _LIMITS.fixed_scale_high:
-        yield "loss_scale", f"loss_scale={scale:g} is a fixed scale that overflows every step"
-    power = section.get("initial_scale_power")
-    if power is not None and not 0 < power <= _LIMITS.scale_power_high:
-        yield "initial_scale_power", f"initial_scale_power={power:g} is an exponent: the first scale would be 2**{power:g}"
-    window = section.get("loss_scale_window")
-    if window is not None and window < _LIMITS.growth_interval_low:
-        yield "loss_scale_window", f"loss_scale_window={window:g}: the scale grows every few steps and overflows all the time"
-    floor = section.get("min_loss_scale")
-    if floor is not None and (floor <= 0 or (power is not None and power <= _LIMITS.scale_power_high and floor > 2.0**power)):
-        yield "min_loss_scale", f"min_loss_scale={floor:g} is not between 0 and the first scale"
-    if section.get("hysteresis", 1) < 1:
-        yield "hysteresis", "hysteresis below 1 has no meaning"
+        for problem in scale_values((), {key: value.const for key, value in section.items() if value.is_number}):
+            yield Hit(_keyword(event.node, problem.keys[-1]), problem.message, problem.hint)
 
 
 _REDUCE_HOOKS = ("fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper", "bf16_compress_wrapper")

@@ -186,18 +186,19 @@ def loss_scale(settings: SettingsSection) -> Iterator[Problem]:
     if settings.framework == "deepspeed":
         fp16 = settings.section("fp16")
         if fp16 and not is_off(fp16.get("enabled", "not set")):
-            yield from _scale_values(settings, ("fp16",), fp16)
+            yield from scale_values(("fp16",), fp16)
             yield from _without_enabled(settings, fp16)
         yield from _strange_keys(settings)
     elif settings.framework == "lightning":
         strategy = settings.section("strategy")
         if str(strategy.get("class_path", strategy.get("_target_", ""))).rpartition(".")[2] == "DeepSpeedStrategy":
             inside = ("strategy", "init_args") if isinstance(strategy.get("init_args"), Mapping) else ("strategy",)
-            yield from _scale_values(settings, inside, settings.section(*inside))
+            yield from scale_values(inside, settings.section(*inside))
         yield from _scaler_for_bf16(settings)
 
 
-def _scale_values(settings: SettingsSection, at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
+def scale_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is wrong with the loss scale of DeepSpeed's fp16 section, in a file or written in code."""
     for key in SCALE_KEYS:
         if key in values and values[key] != "auto" and number(values[key]) is None:
             yield Problem(
