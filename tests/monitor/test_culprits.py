@@ -235,6 +235,9 @@ def test_what_only_makes_a_number_smaller_is_not_who_made_it_infinite(after):
     found = first_nonfinite(after((x * x).sum()), {})
     assert found is not None
     assert (found.op, found.nan) == ("sum", False)
+    target = torch.full((4,), math.inf)
+    loss = (torch.ones(4, requires_grad=True) - target).abs().mean() * 256.0  # the loss scale
+    assert first_nonfinite(loss, {}).op != "mul"
     larger = first_nonfinite(torch.full((4,), 300.0, dtype=torch.float16, requires_grad=True).sum() * 1e4, {})
     assert larger is not None
     assert larger.op == "mul"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import importlib
 
-from nanny import Finding, MixedPrecisionNanny
+import pytest
+import torch
+from torch import nn
+
+from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.diagnose.knowledge import causes
 
 WATCHED = (
@@ -285,3 +289,36 @@ def test_each_way_to_make_it_is_told_once_and_early(way):
     assert told[0].step is not None
     assert told[0].step <= latest
     assert [f.code for f in watched(HEAD + program.replace(wrong, right))[0]] == []
+
+
+@pytest.mark.parametrize(("used", "told"), [("h", []), ("p.detach() + h", ["NO_GRADIENT_ARRIVES"])])
+def test_what_a_library_gives_besides_is_no_part_that_is_cut_off(used, told, tmp_path, monkeypatch):
+    """An encoder of a library gives states and a pooled one; who takes the states alone leaves the pooler untrained. In code of
+    the program the same is a mistake."""
+    code = (
+        "from torch import nn\n"
+        "class Encoder(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.body, self.pooler = nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh())\n"
+        "    def forward(self, x):\n"
+        "        h = self.body(x).relu()\n"
+        "        return h, self.pooler(h)\n"
+    )
+    folder = tmp_path / ("site-packages" if not told else "mine")
+    folder.mkdir()
+    (folder / f"encoder_of_{len(told)}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+    encoder, head = importlib.import_module(f"encoder_of_{len(told)}").Encoder(), nn.Linear(8, 1)
+    model = nn.ModuleList([encoder, head])
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    watcher = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    for step in range(30):
+        with watcher.step(step):
+            h, p = encoder(torch.randn(4, 6))
+            loss = head(eval(used, {"h": h, "p": p})).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    watcher.close()
+    assert [f.code for f in watcher.findings if f.severity > Severity.INFO] == told

@@ -117,7 +117,7 @@ class Signs:
     @cached_property
     def broken_exams(self) -> Sequence[Examination]:
         """Examined steps with a first bad number of their own: not those that only inherited bad weights."""
-        first_loss = next((i.step for i in self.facts.incidents if not i.skipped), None)
+        first_loss = next((i.step for i in self.facts.incidents if not i.skipped and (i.bad_grads or not i.stepped)), None)
         return [e for e in self.evidence.examinations if e.first_bad is not None and (first_loss is None or e.step <= first_loss)]
 
     @cached_property
@@ -163,6 +163,9 @@ class Signs:
             site = {"input": "data:input", "loss": ""}.get(incident.culprit_site, incident.culprit_site)
             if incident.culprit_code == "WEIGHT_NONFINITE":
                 continue
+            given = self._given_bad(incident)
+            if given is not None:
+                return given
             if autopsy is not None and autopsy.is_factor:
                 return _of_factor(autopsy, incident.step)
             if autopsy is not None and not autopsy.weight:
@@ -193,6 +196,20 @@ class Signs:
                 place = Place("" if op else incident.bad_grads[-1], phase="backward")
                 return FirstBad(op, place, 0, incident.nan_grads, step=incident.step, source="gradients")
         return None
+
+    def _given_bad(self, incident: StepRecord) -> FirstBad | None:
+        """The step was examined as it ran, and the loss is bad by what was so before it: the graph shows that less surely."""
+        exam = next((e for e in self.evidence.examinations if e.step == incident.step and e.first_bad is None), None)
+        if exam is None or exam.facts.get("again") or math.isfinite(incident.loss or 0.0):
+            return None
+        hazard = next((h for h in exam.hazards if h.is_of_data and math.isinf(h.consequence)), None)
+        if hazard is None:
+            return None
+        nan = math.isnan(incident.loss or 0.0)
+        return FirstBad(
+            hazard.op, hazard.place, hazard.order, nan, step=exam.step, dtype=hazard.dtype, in_reference=True, from_data=True,
+            hazard=hazard,
+        )  # fmt: skip
 
     def _bad_batch(self, incident: StepRecord) -> FirstBad | None:
         """Forward and loss hide it (tanh of infinity is 1), the weights' gradients do not: 0 times infinity."""

@@ -429,7 +429,7 @@ class Sanitizer:
         role, name = self._roles.find(tensor) or ("", "")
         if self._undivided and role == "parameter" and self._places.here().phase == "optimizer":
             self._stepped.add(name)
-        if role == "gradient" and in_backward() and self._ledger.tags.find(tensor) is None:
+        if (role == "buffer" or (role == "gradient" and in_backward())) and self._ledger.tags.find(tensor) is None:
             check_given(self._ledger, tensor, role, name, self._places.spot())
         if tensor.dtype not in LOW or tensor.numel() > _STASH_ELEMENTS:
             return

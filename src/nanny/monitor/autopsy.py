@@ -21,6 +21,7 @@ from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype
 from ..watch.variables import assignments_behind_backward
 
 MOST_NODES = 100_000
+_LARGEST_SCALE = 2.0**24
 MOST_BACK = 8
 MOST_OPERATIONS_OF_A_LOSS = 8
 MOST_OPERATIONS_BEHIND = 32  # between a scaled loss and backward
@@ -150,12 +151,15 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
 
 
 def _shrinks(node: Any) -> bool:
-    """A product with numbers of at most 1, a division by 1 and more: it makes no infinity of finite numbers."""
+    """A product with numbers of at most 1, a division by 1 and more: it makes no infinity of finite numbers. Nor does a scale of
+    the loss, in formats that end far beyond it."""
     other = kept_by(node, "_saved_other") if _op(node) in ("mul", "div") else None
     if not isinstance(other, Tensor) or not (is_readable(other) or (other.dim() == 0 and is_plain(other))) or not other.numel():
         return False  # a plain number is kept as a tensor too
     low, high = torch.aminmax(other.detach().abs())
-    return bool(high <= 1) if _op(node) == "mul" else bool(low >= 1)
+    made = getattr(node, "_input_metadata", ())
+    most = _LARGEST_SCALE if other.dim() == 0 and made and made[0].dtype in (torch.float32, torch.float64) else 1.0
+    return bool(high <= most) if _op(node) == "mul" else bool(low >= 1 / most)
 
 
 def _inputs_kept(node: Any) -> list[Tensor]:

@@ -208,6 +208,22 @@ def windows_of_a_sensor_that_stands_still(fixed: bool = False, dtype: torch.dtyp
     return Training(model, optimizer, step)
 
 
+def target_that_was_infinite_before(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
+    """Of an L1 loss autograd keeps nothing that tells; the gradients of an infinite target are signs, and finite."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    target = noise(16, 2, key=(416,))
+    target[3, 1] = 1.0 if fixed else math.inf
+
+    def data(i: int) -> tuple[Tensor, Tensor]:
+        return noise(16, 6, key=(417, i)), target
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return (model(x).float() - y).abs().mean()
+
+    return usual(model, optimizer, data, loss_of, dtype, scaler=GradScaler("cpu", enabled=False))
+
+
 def falls_below_nothing(run: Run) -> bool:
     return min(run.losses) < 0
 
@@ -225,6 +241,7 @@ PROGRAMS = [
     *planted(power_of_a_negative, "undefined_operation", "op:pow", **DOMAIN),
     *planted(first_of_three_layers, "activation_overflow_fp16", "first", steps=12),
     *planted(windows_of_a_sensor_that_stands_still, "undefined_operation", "op:div", **{**DOMAIN, "steps": 20}),
+    *planted(target_that_was_infinite_before, "data_nan", "data:target", "data:input", **DOMAIN),
     *planted(
         labels_of_a_hinge, "targets_outside_range", "data:target", precision_caused=False, shows=falls_below_nothing, steps=60
     ),

@@ -183,18 +183,20 @@ def data_nan(signs: Signs) -> Iterator[Diagnosis]:
         text = f"step {at.step}: the batch holds {what}; forward and loss hide it (tanh of infinity is 1), gradients do not"
         yield by_first_bad(signs, at, LIKELY if at.hazard is None else CERTAIN, text)
     elif at.from_data and (at.nan or at.dtype != "float16"):
-        yield by_first_bad(signs, at, CERTAIN, culprit=_which_data(signs, at.step) or "data:input")
+        yield by_first_bad(signs, at, CERTAIN, culprit=_which_data(signs, at))
     elif first_bad_cause(at, signs) == "data_nan":
         yield by_first_bad(signs, at, CERTAIN)
 
 
-def _which_data(signs: Signs, step: int) -> str:
+def _which_data(signs: Signs, at: FirstBad) -> str:
     """The target, if every module put out finite numbers and only the loss is bad."""
-    incident = next((i for i in signs.facts.incidents if i.step == step), None)
+    if at.place.is_data and at.hazard is not None:
+        return at.place.site
+    incident = next((i for i in signs.facts.incidents if i.step == at.step), None)
     if incident is None or incident.bad_calls:
-        return ""
+        return "data:input"
     op = incident.autopsy.op if incident.autopsy is not None else ""
-    return "data:target" if op in LOSS_OPS else ""
+    return "data:target" if op in LOSS_OPS else "data:input"
 
 
 @cause("undefined_operation", family="not_precision", precision=False)

@@ -115,6 +115,8 @@ class Arrivals:
             kind = "ran" if site in self._ran else "without_grad" if site in self._ran_without_grad else "idle"
             if kind == "idle" and self._unread.get(self._idle_part(name)):
                 kind = "unread"
+            if kind == "ran" and name not in self._zero and is_called_by_library(self._watched.models, site, reached):
+                kind = "unused"
             chosen = any(name.startswith(f"{expert}.") for expert in self.experts)
             # else it is a bias that cancels out, or a parameter that is left over
             alone = inside not in reached if inside else not own
@@ -136,6 +138,33 @@ def modules_of(names: Iterable[str]) -> set[str]:
             found.add(module)
             module = module.rpartition(".")[0]
     return found
+
+
+def is_called_by_library(models: Sequence[tuple[nn.Module, str]], site: str, reached: set[str]) -> bool:
+    """Does no line of the program call the part of which nothing has a gradient? It is a library's, within a model of a library,
+    which gives its result among others."""
+    for model, prefix in models:
+        if not site.startswith(prefix):
+            continue
+        module, path, around = unwrap(model), prefix, ""
+        for name in site[len(prefix) :].split("."):
+            maker = _maker(module)
+            around = around if maker == "torch" else maker
+            part = module._modules.get(name)
+            if part is None:
+                break
+            module, path = part, path + name
+            if path not in reached:
+                return around == "library" and _maker(module) != "program"
+            path += "."
+    return False
+
+
+def _maker(module: nn.Module) -> str:
+    """Whose code its forward pass is: torch's (a container may hold anybody's), another library's, or the program's own."""
+    name = type(module).__module__
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return "torch" if name.partition(".")[0] == "torch" else "program" if not file or is_users_own(file) else "library"
 
 
 def is_unread(models: Sequence[tuple[nn.Module, str]], site: str) -> bool:

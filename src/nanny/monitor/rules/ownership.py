@@ -126,11 +126,12 @@ def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observatio
         )  # fmt: skip
 
 
-_SEVERITIES = {"idle": Severity.INFO, "nowhere": Severity.ERROR}
+_SEVERITIES = {"idle": Severity.INFO, "unused": Severity.INFO, "nowhere": Severity.ERROR}
 _WHY_NONE = {
     "nowhere": "all of them are exactly 0, in FP32 too, and the loss is not: two factors that are both 0, or an output that is "
     "saturated",
     "ran": "its module runs at every step and its output does not reach the loss with a gradient",
+    "unused": "its module runs within a library's model, and the program does not use what it gives",
     "without_grad": "its module runs without gradients (no_grad)",
     "idle": "its module was never called",
     "unread": "its module was never called, and no line of the program names it but the one that makes it",
