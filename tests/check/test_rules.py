@@ -373,3 +373,17 @@ def test_what_only_a_test_opens_is_told_one_step_lower(kind: str):
     for first, severity in (("", Severity.WARNING), ("import pytest\n", Severity.INFO)):
         found = check_project({"model.py": model, "main.py": first + program})
         assert [(f.code, f.severity) for f in found["model.py"]] == [("NUM_MASK_CONSTANT", severity)]
+
+
+@pytest.mark.parametrize(("length", "is_bounded"), [("norm", True), ("mean", False)])
+def test_exp_of_products_of_vectors_is_bounded_where_each_is_divided_by_its_length(length: str, is_bounded: bool):
+    text = f"""
+import torch
+from torch import nn
+tower = nn.Linear(8, 8).half()
+def alike(x):
+    z = tower(x)
+    z = z / z.{length}(dim=-1, keepdim=True)
+    return (z @ z.t()).exp().sum(-1).log()
+"""
+    assert ("NUM_LOGSUMEXP" in codes(text)) is not is_bounded

@@ -19,6 +19,7 @@ from ...core.ops import (
 from ..chains import link
 from ..interpreter.guards import AMP
 from ..interpreter.objects import parameter_owners
+from ..interpreter.source import OwnClass
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.uses import bound_in
 from ..interpreter.values import HALF, Thing, Value, ancestors
@@ -207,12 +208,32 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op == "from_pretrained" and not is_trained(value.thing, view):
         return
+    if event.op != "from_pretrained" and _is_of_another_model(event, view):
+        return
     yield Hit(
         event.node,
         f"these parameters are {kind} and are trained in this file; no float32 copy is kept",
         "create or load them in float32 and let autocast run the forward pass in half",
         mistake=("half weights", event.file, event.line),
     )
+
+
+def _is_of_another_model(event: Event, view: FileView) -> bool:
+    """Whether a class makes the parameters that no trained model builds: it is what a model is exported to."""
+    owner = event.at.stack[-1].owner if event.at.stack and event.at.stack[-1].node.name == "__init__" else None
+    held = [[v.ref for v in ancestors(e.arg(0)) if isinstance(v.ref, OwnClass)] for e in view.of("optimizer.new")]
+    if owner is None or not held or not all(held):
+        return False
+    built, waiting = {owner.name for group in held for owner in group}, [owner for group in held for owner in group]
+    by_name = {info.name: info for info in view.module.classes}
+    while waiting:
+        info = waiting.pop()
+        parents = [parent.name for parent in info.parents]
+        named = [n.id for n in ast.walk(init.node) if isinstance(n, ast.Name)] if (init := info.methods.get("__init__")) else []
+        fresh = {name for name in (*parents, *named) if name in by_name} - built
+        built |= fresh
+        waiting += [by_name[name] for name in fresh]
+    return owner.name in by_name and owner.name not in built
 
 
 @rule("HALF_NORM", Severity.WARNING, "module_cast", "layer")
@@ -356,10 +377,14 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     is_local = event.op in ("accumulate", "augassign") and isinstance(_target(event.node), ast.Name)
     if origin is None or not (event.at.loops or (event.at.stack and not is_local)) or _is_made_in_pass(origin, event, view):
         return
-    if not _gets_many(origin, event, view):
+    if not _gets_many(origin, event, view, is_local):
         return
+    made = event.out.node if event.out.node is not None else event.node  # a function may add, and its caller keep the sum
     yield Hit(
-        event.node, f"values are added up in {target.dtype} ({origin.why or 'kept in half'})", "keep accumulators in float32"
+        event.node,
+        f"values are added up in {target.dtype} ({origin.why or 'kept in half'})",
+        "keep accumulators in float32",
+        mistake=("added up", getattr(made, "file", event.file), getattr(made, "lineno", event.line)),
     )
 
 
@@ -372,11 +397,11 @@ def _is_made_in_pass(store: Value, event: Event, view: FileView) -> bool:
     return inside.stack[: len(around.stack)] == around.stack and inside.loops[: len(around.loops)] == around.loops
 
 
-def _gets_many(store: Value, event: Event, view: FileView) -> bool:
+def _gets_many(store: Value, event: Event, view: FileView, is_local: bool) -> bool:
     """Whether many values are added: the store outlives the call that adds to it, or batches or a long count run through the
-    loop. A loop over the parts of a model, its masks or its folds adds a handful."""
+    loop. A loop over the parts of a model, its masks or its folds adds a handful, also where a function is called for each."""
     made = next((e for e in view.of(store.op) if e.out is store), None) if store.op in CREATING_FUNCTIONS else None
-    if made is None or made.at.stack != event.at.stack:
+    if made is None or (made.at.stack != event.at.stack and not is_local):
         return True
     most = 1 / (FP16 if store.dtype == "fp16" else BF16).eps
     return any(_count(loop) >= most or _runs_batches(loop, event, view) for loop in event.at.loops[len(made.at.loops) :])

@@ -173,7 +173,9 @@ def log_of_sum_of_exp(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _is_shifted(value: Value) -> bool:
-    """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, or it is negated."""
+    """Whether exp's argument cannot be large: a maximum was subtracted, it was clamped, it is negated, or it is a cosine."""
+    if _is_cosine(value):
+        return True
     current = value
     for _ in range(8):
         if current.op in BOUNDING_FUNCTIONS or current.op == "neg":
@@ -186,6 +188,24 @@ def _is_shifted(value: Value) -> bool:
             return False
         current = next((v for v in current.inputs if v.kind == "tensor"), current.inputs[0])
     return False
+
+
+_PRODUCTS = ("matmul", "mm", "bmm", "einsum")
+_NORMS = ("norm", "linalg.norm", "linalg.vector_norm")
+
+
+def _is_cosine(value: Value) -> bool:
+    """Whether a value is a product of vectors of length one: nothing between divides it by a temperature."""
+    product = _made_by(value, _PRODUCTS)
+    factors = [v for v in product.inputs if v.kind == "tensor"] if product is not None else []
+    return len(factors) > 1 and all(_has_length_one(v) for v in factors)
+
+
+def _has_length_one(value: Value) -> bool:
+    made = _made_by(value, ("normalize", "div"))
+    if made is None or made.op == "normalize":
+        return made is not None
+    return len(made.inputs) == 2 and _made_by(made.inputs[1], _NORMS) is not None
 
 
 @rule("NUM_EXP_HALF", Severity.WARNING, "exp", "expm1", "exp_")
