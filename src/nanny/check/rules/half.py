@@ -219,21 +219,28 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
 
 
 def _is_of_another_model(event: Event, view: FileView) -> bool:
-    """Whether a class makes the parameters that no trained model builds: it is what a model is exported to."""
-    owner = event.at.stack[-1].owner if event.at.stack and event.at.stack[-1].node.name == "__init__" else None
-    held = [[v.ref for v in ancestors(e.arg(0)) if isinstance(v.ref, OwnClass)] for e in view.of("optimizer.new")]
-    if owner is None or not held or not all(held):
+    """Whether a class makes the parameters that no model is built of: only methods which building one does not come to name it
+    (`layer.packed()`), so it is what a trained layer is exported to."""
+    maker = event.at.stack[-1] if event.at.stack else None
+    owner = maker.owner if maker is not None and maker.name == "__init__" else None
+    if owner is None or owner.node.decorator_list or owner.module is not view.module:
         return False
-    built, waiting = {owner.name for group in held for owner in group}, [owner for group in held for owner in group]
-    by_name = {info.name: info for info in view.module.classes}
+    late = [m.node for info in view.module.classes for m in info.methods.values() if m.name not in _reached_by_init(info)]
+    inside = {id(n) for node in late for n in ast.walk(node)}
+    named = [n for n in ast.walk(view.module.tree) if isinstance(n, ast.Name) and n.id == owner.name]
+    return bool(named) and all(id(n) in inside for n in named)
+
+
+def _reached_by_init(info: OwnClass) -> set[str]:
+    """The methods that building an instance may run."""
+    found, waiting = {"__init__"}, ["__init__"]
     while waiting:
-        info = waiting.pop()
-        parents = [parent.name for parent in info.parents]
-        named = [n.id for n in ast.walk(init.node) if isinstance(n, ast.Name)] if (init := info.methods.get("__init__")) else []
-        fresh = {name for name in (*parents, *named) if name in by_name} - built
-        built |= fresh
-        waiting += [by_name[name] for name in fresh]
-    return owner.name in by_name and owner.name not in built
+        method = info.find(waiting.pop())
+        called = {n.attr for n in ast.walk(method.node) if isinstance(n, ast.Attribute)} if method is not None else set()
+        fresh = {name for name in called if info.find(name) is not None} - found
+        found |= fresh
+        waiting += fresh
+    return found
 
 
 @rule("HALF_NORM", Severity.WARNING, "module_cast", "layer")
