@@ -243,6 +243,87 @@ def test_a_compiled_optimizer_step_is_not_disturbed_and_gradients_are_seen():
     assert seen.nanny.evidence().scalars["grad_norm"][1].tolist() == pytest.approx(seen.gradients, rel=1e-5)
 
 
+def small(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Linear(32, 4)).to(dtype)
+    return net, torch.optim.AdamW(net.parameters(), lr=1e-3 if dtype is torch.float32 else 1e-6)
+
+
+def loop(way: str, watched: bool, dtype: torch.dtype = torch.float32) -> tuple[list[Tensor], MixedPrecisionNanny | None]:
+    """A program that does not say where its steps begin; its optimizer step is compiled in this way."""
+    torch._dynamo.reset()
+    net, optimizer = small(dtype)
+    scaler = GradScaler("cpu", enabled=way == "scaled", init_scale=2.0**10)
+    if way in ("method", "scaled"):
+        optimizer.step = torch.compile(optimizer.step, backend="eager")  # type: ignore[method-assign]
+
+    def step_and_clear() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    update = torch.compile(step_and_clear, backend="eager") if way == "function" else lambda: scaler.step(optimizer)
+    nanny = watch(net, interval=8) if watched else None
+    if nanny is not None:
+        nanny.steps_by_themselves(find_models=False)
+    for step in range(20):
+        x = torch.randn(16, 12, generator=torch.Generator().manual_seed(step))
+        loss = F.cross_entropy(net(x.to(dtype)).float(), x[:, :4].argmax(1))
+        scaler.scale(loss).backward()
+        update()
+        if way == "scaled":
+            scaler.update()
+        optimizer.zero_grad()
+    if nanny is not None:
+        nanny.close()
+    return [p.detach().clone() for p in net.parameters()], nanny
+
+
+@pytest.mark.parametrize("way", ["function", "method", "scaled"])
+def test_a_compiled_update_ends_a_step_and_is_measured_as_in_eager(way):
+    alone, _ = loop(way, watched=False)
+    weights, nanny = loop(way, watched=True)
+    _, eager = loop("eager", watched=True)
+    assert all(map(torch.equal, alone, weights))
+    assert nanny is not None
+    assert eager is not None
+    assert [f.code for f in nanny.findings if f.code != "AUTOCAST_NOT_APPLIED"] == []
+    here, there = nanny.evidence().scalars, eager.evidence().scalars
+    assert len(here["loss"][0]) == len(there["loss"][0]) == 20
+    for curve, least in (("grad_norm", 19), ("update_ratio", 3)):  # of the first step, what is cleared inside is gone
+        seen, truth = ({int(step): value for step, value in zip(*one[curve])} for one in (here, there))
+        both = sorted(seen.keys() & truth.keys())
+        assert len(both) >= least
+        assert [seen[step] for step in both] == pytest.approx([truth[step] for step in both], rel=1e-3)
+
+
+def test_an_update_that_is_lost_in_bf16_is_named_where_it_is_compiled():
+    _, nanny = loop("function", watched=True, dtype=torch.bfloat16)
+    assert nanny is not None
+    assert nanny.diagnoses()[0].cause == "update_lost"
+
+
+def test_a_compiled_function_that_holds_weights_to_a_norm_behind_the_update_is_no_update():
+    torch._dynamo.reset()
+    net, optimizer = small()
+
+    @torch.compile(backend="eager")
+    def hold() -> None:
+        with torch.no_grad():
+            for p in net.parameters():
+                p.div_(p.norm().clamp(min=5.0) / 5.0)
+
+    with watch(net, interval=8) as nanny:
+        nanny.steps_by_themselves(find_models=False)
+        for step in range(6):
+            x = torch.randn(16, 12, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), x[:, :4].argmax(1)).backward()
+            optimizer.step()
+            hold()
+    assert len(nanny.evidence().scalars["loss"][0]) == 6
+    assert nanny.findings == []
+
+
 def test_a_compiled_backward_is_not_disturbed():
     around = lambda: torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager"))  # noqa: E731
     alone, seen = train(WAYS["whole"], around=around), train(WAYS["whole"], "auto", around=around)

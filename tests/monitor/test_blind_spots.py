@@ -71,8 +71,9 @@ def test_without_a_scaler_the_poisoned_weights_are_told_apart_from_the_first_nan
 
 @pytest.mark.parametrize("interval", [1, 100])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_batch_that_is_not_finite_is_blamed_on_the_data(interval, value):
-    model = mlp()
+@pytest.mark.parametrize("first_hands_it_on", [False, True])
+def test_a_batch_that_is_not_finite_is_blamed_on_the_data(interval, value, first_hands_it_on):
+    model = nn.Sequential(nn.Identity(), *mlp()) if first_hands_it_on else mlp()
     batches = regression()
 
     def spoiled(step: int) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,14 @@ def number_of(scalar: Tensor) -> Tensor | float:
     """At once where that is free, else a copy that is read later."""
     is_plain = type(scalar) is Tensor and scalar.layout is torch.strided and not _is_functorch_wrapped(scalar)
     return float(scalar.item()) if is_plain and scalar.numel() == 1 and reads_freely(scalar.device) else copy_of(scalar)
+
+
+def is_finite(tensor: Tensor | float) -> bool:
+    """Asked on the host: it waits."""
+    if isinstance(tensor, float):
+        return math.isfinite(tensor)
+    is_number = tensor.numel() == 1 and tensor.is_floating_point()
+    return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())
 
 
 class PendingRead:

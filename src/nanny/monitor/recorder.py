@@ -26,13 +26,14 @@ from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
 from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, pack_gradients
 from ..measure.sketch import checksum, reduction_rows, sketch
-from ..measure.transfer import PendingRead, copy_of, number_of
+from ..measure.transfer import PendingRead, copy_of, is_finite, number_of
 from ..watch import events
 from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
 from ..watch.float_traps import Untrapped, traps_are_set
 from ..watch.hooks import weakly
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrap
+from ..watch.optimizers import parameters_of
 from ..watch.ranks import (
     LocalGradients,
     Replicas,
@@ -244,6 +245,7 @@ class Recorder:
             self.capture.trace = StepTrace(self.modules, self._on_bad_output, self.compiled)
             self.capture.trace.left_out = frozenset(at for at, name in self.modules.items() if not self.wants(name))
             self.capture.trace.roots = frozenset(id(unwrap(model)) for model, _ in self.models)
+            self.capture.trace.model_calls = () if self._calls is None else self._calls.made
             self.capture.trace.open(self.hear)
 
     def _hear_calls(self) -> int:
@@ -558,9 +560,9 @@ class Recorder:
             capture.record.loss_terms = max(capture.record.loss_terms or 0, terms_of(root.grad_fn)) or None
         looks = isinstance(loss, float) or transfer.reads_freely(root.device)
         seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
-        if looks and capture.record.autopsy is None and not _is_finite(seen):
+        if looks and capture.record.autopsy is None and not is_finite(seen):
             capture.record.autopsy = self._autopsy(root, capture.packed)
-        return bool(capture.losses) and not _is_finite(capture.losses[-1]) if looks else None
+        return bool(capture.losses) and not is_finite(capture.losses[-1]) if looks else None
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
@@ -696,6 +698,13 @@ class Recorder:
         if capture.record.traced or capture.record.examined or self.invariants.wants_probe:
             self._probe = UpdateProbe(optimizer, self.parameters)
 
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        self.before_optimizer_step(optimizer, False)
+        self._probe = None  # it would find that nothing moved
+        if self.capture is not None:
+            self.capture.record.skipped = False
+        self.after_optimizer_step(optimizer)
+
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         self._after_optimizer_step(optimizer)
         if self.invariants.given.wants_look:
@@ -789,11 +798,3 @@ def _is_read_freely(model: nn.Module) -> bool:
     """Else nobody asks in time whether a loss is bad, and what a model was called with would be held for nothing."""
     first = next(model.parameters(), None)
     return first is None or transfer.reads_freely(first.device)
-
-
-def _is_finite(tensor: Tensor | float) -> bool:
-    """On the host."""
-    if isinstance(tensor, float):
-        return math.isfinite(tensor)
-    is_number = tensor.numel() == 1 and tensor.is_floating_point()
-    return math.isfinite(tensor.item()) if is_number else bool(tensor.isfinite().all())

@@ -25,6 +25,7 @@ from torch.utils.hooks import unserializable_hook
 from ..core.step import BadCall, Growth
 from ..measure import transfer
 from ..measure.rows import RowBuffer, count_nonfinite
+from ..watch.calls import ModelCall
 from ..watch.hooks import add_hook, add_module_hook
 from ..watch.tensors import being_traced, float_leaves, in_backward, is_finite, short_dtype, tensors_in
 
@@ -135,6 +136,7 @@ class StepTrace:
         self.low_elsewhere = False  # a module of somebody else put out 16 bits
         self.roots: frozenset[int] = frozenset()  # the models themselves, by identity
         self.left_out: frozenset[int] = frozenset()  # modules whose outputs nobody wants, by identity
+        self.model_calls: Sequence[ModelCall] = ()  # of this step
         self.root_inputs: set[int] = set()  # checksums of what they were called with
         self.amp: tuple[str, str] | None = None
         self._names = names
@@ -273,7 +275,8 @@ class StepTrace:
         states: list[bool | None] = []
         largest = 0.0
         for tensor, row in before:
-            if row is None and tensor is leaf:  # overwritten in place, and nobody measured it before
+            if row is None and tensor is leaf and not any(call.has_unwritten(leaf) for call in self.model_calls):
+                # it may be overwritten in place, and nobody measured it before
                 states.append(None)
                 continue
             row = self.rows.add(tensor) if row is None else row

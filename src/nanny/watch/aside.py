@@ -159,6 +159,7 @@ class _Door:
 
 
 _parts: list[Part] = []
+_watchers: list[CallWatcher] = []
 _inside: set[tuple[int, int]] = set()  # compiled functions that run now: thread, and the frame of torch's wrapper of it
 _entries = [0]
 _lock = threading.RLock()
@@ -170,8 +171,8 @@ def join(part: Part) -> None:
         if any(p is part for p in _parts):
             return
         if not _parts:
-            _inside.clear()
-            for door in (*_COMPILER_DOORS, *_OTHER_DOORS):
+            _open_compiler_doors()
+            for door in () if _inside else _OTHER_DOORS:
                 door.open()
         _parts.append(part)
 
@@ -184,12 +185,48 @@ def leave(part: Part) -> None:
             return
         del _parts[at]
         if not _parts:
-            for door in (*_COMPILER_DOORS, *(() if _inside else _OTHER_DOORS)):
+            for door in () if _inside else _OTHER_DOORS:
                 door.close()
+            _close_compiler_doors()
+
+
+class CallWatcher(Protocol):
+    """Told of compiled functions that are not called by another: before each call, and after it."""
+
+    def before_call(self, function: Any) -> None: ...
+    def after_call(self) -> None: ...
+
+
+def watch_calls(watcher: CallWatcher) -> None:
+    """Idempotent."""
+    with _lock:
+        if all(one is not watcher for one in _watchers):
+            _open_compiler_doors()
+            _watchers.append(watcher)
+
+
+def leave_calls(watcher: CallWatcher) -> None:
+    """Idempotent."""
+    with _lock:
+        _watchers[:] = [one for one in _watchers if one is not watcher]
+        _close_compiler_doors()
+
+
+def _open_compiler_doors() -> None:
+    if not _parts and not _watchers:
+        _inside.clear()
+        for door in _COMPILER_DOORS:
+            door.open()
+
+
+def _close_compiler_doors() -> None:
+    if not _parts and not _watchers:
+        for door in _COMPILER_DOORS:
+            door.close()
 
 
 def compiled_calls() -> int:
-    """How many calls of compiled functions have been met, while there was a part."""
+    """How many calls of compiled functions have been met, while there was a part or a watcher."""
     return _entries[0]
 
 
@@ -223,6 +260,12 @@ def _go_aside(why: str) -> None:
             part.go_aside(why)
 
 
+def _tell_watchers(name: str, *about: Any) -> None:
+    for watcher in tuple(_watchers):
+        with suppress(Exception):
+            getattr(watcher, name)(*about)
+
+
 def _come_back() -> None:
     if not _inside:
         for part in tuple(_parts):
@@ -234,9 +277,11 @@ def _wrap_depth(original: Any) -> Any:
     def get_dynamic_layer_stack_depth() -> Any:
         if _runs_as_written():
             return original()
+        if _watchers and not is_inside():
+            _tell_watchers("before_call", _getframe(1).f_locals.get("fn"))
         with _lock:
             if not _inside:
-                for door in _OTHER_DOORS:
+                for door in _OTHER_DOORS if _parts else ():
                     door.close()
             _inside.add((get_ident(), id(_getframe(1))))
             _entries[0] += 1
@@ -257,6 +302,8 @@ def _wrap_undo(original: Any) -> Any:
                     for door in _OTHER_DOORS:
                         door.open()
                     _come_back()
+        if _watchers and not is_inside():
+            _tell_watchers("after_call")
         return result
 
     return pop_dynamic_layer_stack_and_undo_to_depth

@@ -134,6 +134,10 @@ class ModelCall:
         """The program's own tensors, where it still has them."""
         return [own if (own := ref()) is not None else held for ref, held in zip(self._passed, self.inputs)]
 
+    def has_unwritten(self, tensor: Tensor) -> bool:
+        """Did it go in, and has nobody written into it since?"""
+        return self.is_intact and any(one is tensor for one in self.passed)
+
     @property
     def is_intact(self) -> bool:
         """The inputs are still there, and nobody has written into them since."""

@@ -29,6 +29,7 @@ from torch.optim import optimizer as optimizer_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from .aside import skip_frames
+from .optimizers import CompiledUpdates
 from .tensors import in_backward
 
 
@@ -51,6 +52,9 @@ class Listener(Protocol):
         """Forward and backward ran inside the optimizer's step; what it does with the gradients comes now."""
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None: ...
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """It has, in a compiled function that is met for the first time; nothing was told before it."""
+
     def gradients_cleared(self, optimizer: Optimizer) -> None: ...
     def before_model_cleared(self, model: torch.nn.Module) -> None: ...
     def autocast_entered(self) -> None: ...
@@ -145,6 +149,8 @@ def _install() -> None:
             _replace(owner, name, make, made)
         for name, hook in _optimizer_hooks():
             _add_hook(name, hook)
+        _compiled.open()
+        _undo.append(_compiled.close)
     except BaseException:
         _uninstall()
         raise
@@ -253,6 +259,7 @@ def _teller(anywhere: bool) -> Callable[..., None]:
 
 
 _tell, _tell_all = _teller(anywhere=False), _teller(anywhere=True)
+_compiled = CompiledUpdates(_tell_all)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
@@ -286,6 +293,7 @@ def _around(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
 
 
 def _before_backward(args: Any, kwargs: Any) -> None:
+    _compiled.heard_backward()
     tensors = _argument(args, kwargs, 0, "tensors")
     roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
     _tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
@@ -311,6 +319,7 @@ def _of_scaler(event: str) -> Callable[[Any, Any], None]:
     def tell_event(args: Any, kwargs: Any) -> None:
         scaler, optimizer = _argument(args, kwargs, 0, "self"), _argument(args, kwargs, 1, "optimizer")
         if isinstance(scaler, GradScaler) and isinstance(optimizer, Optimizer) and scaler.is_enabled():
+            _compiled.heard_scaler()
             _tell_all(event, scaler, optimizer)
 
     return tell_event
@@ -382,6 +391,7 @@ def _optimizer_hooks() -> list[tuple[str, Any]]:
 
     def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args holds the optimizer itself first; a closure runs forward and backward inside the step
+        _compiled.heard_step(optimizer)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         _tell_all("before_optimizer_step", optimizer, closure is not None)
         if not callable(closure):

@@ -12,11 +12,9 @@ ended, in the next.
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import chain
 from threading import get_ident
 from typing import Any
 
@@ -29,6 +27,7 @@ from torch.optim import Optimizer
 from . import events
 from .hooks import add_module_hook
 from .names import unwrap
+from .optimizers import modules_and_optimizers, optimizers_alive, parameters_of
 from .tensors import being_traced, is_readable
 
 MOST_MODELS = 8
@@ -158,7 +157,7 @@ class StepClock(events.PartListener):
         if any(part is module for whole in wholes for part in whole.modules()):  # the loop calls its parts
             self._add(module)
             return
-        alive = _modules_and_optimizers()
+        alive = modules_and_optimizers()
         whole = _outermost(module, alive)
         if self._first is None and not self._begun:
             self.step = max([_steps_taken(o) for o in alive if isinstance(o, Optimizer) and _has_any_of(o, whole)], default=0) - 1
@@ -215,7 +214,7 @@ class StepClock(events.PartListener):
     def _moved_by_hand(self) -> bool:
         moved = any((weight := known()) is not None and weight._version != before for known, before in self._versions)
         if moved and self._moves_by_hand is None:  # once: weights that an optimizer is to step have been filled, or loaded
-            optimizers = [one for one in _modules_and_optimizers() if isinstance(one, Optimizer)]
+            optimizers = optimizers_alive()
             weights = {id(known()) for known, _ in self._versions}
             self._moves_by_hand = not any(id(p) in weights for o in optimizers for p in parameters_of(o))
         return moved and bool(self._moves_by_hand)
@@ -250,6 +249,10 @@ class StepClock(events.PartListener):
         if optimizer is not self._scaler_steps:
             self._guard(self._note_update)(optimizer)
 
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        if optimizer not in self._stepped:  # a scaler may have told
+            self.after_optimizer_step(optimizer)
+
     def _note_update(self, optimizer: Optimizer) -> None:
         if not self._counts(optimizer):
             return
@@ -273,23 +276,6 @@ class StepClock(events.PartListener):
 def _knows(modules: dict[int, weakref.ref[nn.Module]], module: nn.Module) -> bool:
     known = modules.get(id(module))
     return known is not None and known() is module
-
-
-def _modules_and_optimizers() -> list[Any]:
-    """All that there are; their types are asked, never they themselves. Called once per model that is found."""
-    kinds = _with_subclasses(nn.Module) | _with_subclasses(Optimizer)  # half a million objects, half the time of issubclass
-    return [one for one in gc.get_objects() if id(type(one)) in kinds]
-
-
-def _with_subclasses(kind: type) -> set[int]:
-    """By identity: a class may have an equality of its own."""
-    found, waiting = {id(kind)}, [kind]
-    while waiting:
-        below: list[type] = type.__subclasses__(waiting.pop())
-        new = [one for one in below if id(one) not in found]
-        found.update(map(id, new))
-        waiting += new
-    return found
 
 
 def _outermost(module: nn.Module, alive: list[Any]) -> nn.Module:
@@ -326,8 +312,3 @@ def _steps_taken(optimizer: Optimizer) -> int:
 
 def _has_any_of(optimizer: Optimizer, model: nn.Module) -> bool:
     return not {id(p) for p in parameters_of(optimizer)}.isdisjoint(id(p) for p in model.parameters())
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """None of one that is only half made."""
-    return list(chain.from_iterable(group["params"] for group in getattr(optimizer, "param_groups", ())))

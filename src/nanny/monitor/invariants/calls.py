@@ -15,8 +15,8 @@ from ...core.step import Breach, StepRecord
 from ...measure import transfer
 from ...watch.calls import ModelCall
 from ...watch.hooks import add_hook
+from ...watch.optimizers import parameters_of
 from ...watch.places import users_line
-from ...watch.steps import parameters_of
 from ...watch.tensors import gradient_of, is_readable, with_gradient
 from ..trace import fingerprints
 from ..updates import UpdateProbe

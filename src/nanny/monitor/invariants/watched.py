@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from ...core.step import Breach
 from ...measure import transfer
 from ...measure.flatten import as_line, thin
 from ...watch.names import Held, unwrap
+from ...watch.optimizers import optimizers_alive, parameters_of
 from ...watch.places import users_line
-from ...watch.steps import parameters_of
 from ...watch.tensors import gradient_of, is_readable
 from ..trace import version_of
 
@@ -132,7 +131,7 @@ class Watched:
         """For optimizers that have not stepped yet."""
         if self.searches < MOST_SEARCHES:
             self.searches += 1
-            for one in optimizers_alive():
+            for one in optimizers_alive():  # only where a parameter seems to have none
                 self.others.setdefault(id(one), weakref.ref(one))
 
     def note_line(self) -> None:
@@ -178,11 +177,6 @@ def any_gradient(parameters: Sequence[Tensor]) -> bool:
     if any(not is_readable(g) or hasattr(g, "to_local") or not transfer.reads_freely(g.device) for g in found):
         return True  # sparse or sharded: it may be kept elsewhere
     return any_nonzero(found) if found else any(hasattr(p, "to_local") for p in parameters)
-
-
-def optimizers_alive() -> list[Optimizer]:
-    """Everything that Python holds is gone through: only where a parameter seems to have none."""
-    return [one for one in gc.get_objects() if issubclass(type(one), Optimizer) and hasattr(one, "param_groups")]
 
 
 def leaves_of(root: Tensor, parameters: Mapping[int, str]) -> set[int]:
