@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..core.finding import Finding, Severity
-from ..core.plain_json import finite
 from ..measure.records import DimensionError, ErrorStats
-from ..show.notebook import Shown
+from ..show.notebook import ShownReport
 
 if TYPE_CHECKING:
     from ..diagnose.evidence import Evidence
@@ -177,7 +176,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class DiffReport(Shown):
+class DiffReport(ShownReport):
     """The answer of `auto_diff`. Print it for the text report."""
 
     looks: ClassVar[str] = "nanny.diff.text:render_diff"
@@ -218,10 +217,6 @@ class DiffReport(Shown):
     findings: tuple[Finding, ...] = ()
 
     @property
-    def worst(self) -> Severity | None:
-        return max((f.severity for f in self.findings), default=None)
-
-    @property
     def culprits(self) -> tuple[str, ...]:
         """Modules, parameters and operations (`op:exp`) that findings blame, the first culprit first."""
         sites = {call.name: call.site or MODEL for call in self.calls}  # a module, whichever of its calls it was
@@ -232,14 +227,6 @@ class DiffReport(Shown):
     def outputs(self) -> tuple[CallDiff, ...]:
         """The calls of the model itself: what the user gets."""
         return tuple(call for call in self.calls if not call.site)
-
-    def __str__(self) -> str:
-        return self.render()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-        plain: dict[str, Any] = finite(asdict(self) | {"findings": [f.to_json() for f in self.findings]})
-        return plain
 
     def evidence(self) -> Evidence:
         """What `diagnose` works from."""

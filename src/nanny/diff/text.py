@@ -16,7 +16,7 @@ from ..core.limits import Limits
 from ..core.numbers import amount, deviation, share, short
 from ..core.ops import MEMORY, SAME_VALUE
 from ..show.findings import danger, render_text
-from ..show.tables import Column, Table, report_line, table_text, translate_table
+from ..show.tables import Column, Table, report_line, table_text, titled_lines, translate_table
 from ..show.term import DEFAULT_WIDTH, paint
 from ..show.translation import translate
 from .records import MODEL, Advice, CallDiff, DiffReport, GradDiff, OpUse
@@ -42,16 +42,11 @@ def render_diff(
         render_text(report.findings, colour=colour, width=width, lang=lang),
         _advice(report, width, lang),
         *(table_text(translate_table(table, lang), width, colour) for table in tables if table.rows),
-        *(_list(title, lines, width, lang) for title, lines in lists_of(report)),
+        *(titled_lines(title, lines, width, lang) for title, lines in lists_of(report)),
         table_text(translate_table(operations, lang), width) if operations.rows else "",
-        _list("notes", [f"- {note}" for note in notes_of(report)], width, lang),
+        titled_lines("notes", [f"- {note}" for note in notes_of(report)], width, lang),
     ]
     return "\n\n".join(section for section in sections if section)
-
-
-def _list(title: str, texts: Sequence[str], width: int, lang: str) -> str:
-    lines = [line for text in texts for line in report_line(f"  {text}", width, lang)]
-    return "\n".join([translate(title, lang), *lines]) if lines else ""
 
 
 def verdict(report: DiffReport) -> str:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import asdict
 from pkgutil import resolve_name
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from ..core.finding import Finding, Severity
+from ..core.plain_json import finite
 
 _STYLES = {
     "31;1": "color:#c8451b;font-weight:600",
@@ -37,3 +41,21 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return cell(self.render(colour=True))
+
+
+class ShownReport(Shown):
+    """A frozen dataclass that ends with findings."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> Severity | None:
+        return max((f.severity for f in self.findings), default=None)
+
+    def __str__(self) -> str:
+        return self.render()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
+        plain: dict[str, Any] = finite(asdict(self) | {"findings": [f.to_json() for f in self.findings]})  # type: ignore[call-overload]
+        return plain

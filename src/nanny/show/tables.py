@@ -207,6 +207,12 @@ def report_line(text: str, width: int, lang: str = "en") -> list[str]:
     return wrap(head + translate(text[len(label) :], lang), width, len(label) or 2)
 
 
+def titled_lines(title: str, texts: Sequence[str], width: int, lang: str = "en") -> str:
+    """A heading with the lines of a report under it; nothing without any."""
+    lines = [line for text in texts for line in report_line(f"  {text}", width, lang)]
+    return "\n".join([translate(title, lang), *lines]) if lines else ""
+
+
 def report_lines(texts: Sequence[str], lang: str | None) -> list[Line]:
     """The same for a page, which has no columns: nothing is wrapped, and nothing is translated again."""
     return [Line(report_line(text, len(text) * 4, lang or "en")[0], whole=True) for text in texts]

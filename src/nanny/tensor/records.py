@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from ..core.finding import Finding, Severity
-from ..core.plain_json import finite
-from ..show.notebook import Shown
+from ..core.finding import Finding
+from ..show.notebook import ShownReport
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class Reduction:
 
 
 @dataclass(frozen=True)
-class TensorReport(Shown):
+class TensorReport(ShownReport):
     """The answer of `analyze_tensor`. Print it for the text report."""
 
     looks: ClassVar[str] = "nanny.tensor.text:render_tensor"
@@ -201,15 +200,3 @@ class TensorReport(Shown):
     notes: tuple[str, ...]
     findings: tuple[Finding, ...]
     exponents: Mapping[str, int] = field(default_factory=dict)  # of a sample: values by binary order, `zero`, `nonfinite`
-
-    @property
-    def worst(self) -> Severity | None:
-        return max((f.severity for f in self.findings), default=None)
-
-    def __str__(self) -> str:
-        return self.render()
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for `json.dumps`; non-finite numbers as the strings "NaN", "Infinity", "-Infinity"."""
-        plain: dict[str, Any] = finite(asdict(self) | {"findings": [f.to_json() for f in self.findings]})
-        return plain

@@ -14,7 +14,7 @@ from typing import Any
 from ..core.finding import Finding, Severity
 from ..core.numbers import amount, deviation, share, short
 from ..show.findings import danger, render_text
-from ..show.tables import Column, Table, report_line, table_text, translate_table
+from ..show.tables import Column, Table, report_line, table_text, titled_lines, translate_table
 from ..show.term import DEFAULT_WIDTH, paint
 from ..show.translation import translate
 from .records import Dimension, RangeFit, Reduction, Resolution, TensorReport, Tiles
@@ -40,8 +40,8 @@ def render_tensor(
         _dimensions(report, plain, width, lang),
         _tiles(report.tiles, report.target, plain, width, lang),
         _under("reductions", reductions_table(report, lang), width, lang) if report.reductions else "",
-        _paragraphs("advice, from what was measured", [r.advice for r in report.reductions if r.advice], width, lang),
-        _paragraphs("notes", report.notes, width, lang),
+        titled_lines("advice, from what was measured", [f"- {r.advice}" for r in report.reductions if r.advice], width, lang),
+        titled_lines("notes", [f"- {note}" for note in report.notes], width, lang),
     ]
     text = "\n\n".join(section for section in sections if section)
     return text.translate(PLAIN).encode("ascii", "replace").decode() if plain else text
@@ -234,8 +234,3 @@ def _reduction_row(r: Reduction) -> list[Any]:
         f"{r.op} dim={r.dim}", r.terms, r.library_error, over, r.accumulator_error, r.swallowed, r.condition,
         "all" if whole else some,
     ]  # fmt: skip
-
-
-def _paragraphs(title: str, texts: Sequence[str], width: int, lang: str) -> str:
-    lines = [line for text in texts for line in report_line(f"  - {text}", width, lang)]
-    return "\n".join([translate(title, lang), *lines]) if lines else ""
