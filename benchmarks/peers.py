@@ -1,7 +1,7 @@
 """`make bench-peers`: nanny beside what else can be installed: what each saw of twelve failures, false alarms, and cost.
 
-The failures are the scripts of `examples/` that have a `--fixed`; mended, the same scripts are the healthy runs. They are ours:
-the table shows what the others say of them, not how good nanny is on the code of strangers (README: first contact). A peer has
+The failures are the plain loops of `examples/` that have a `--fixed`; mended, the same scripts are the healthy runs. They are
+ours: the table shows what the others say of them, not how good nanny is on the code of strangers (README: first contact). A peer has
 seen a failure if it raised or printed an alarm by itself, and not the same of the mended script; a log that somebody may read is
 none.
 `--write` puts the table into docs/performance.md; a peer that is not installed is named as absent.
@@ -9,6 +9,7 @@ none.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.util
 import io
@@ -29,7 +30,18 @@ from torch import nn
 from .gpt import Training
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-FAILURES = sorted(path.stem for path in EXAMPLES.glob("*.py") if '"--fixed" in sys.argv' in path.read_text(encoding="utf-8"))
+
+
+def is_plain_failure(script: str) -> bool:
+    """It can be mended, and is a loop of one process on torch alone: a peer need know no framework to see what is wrong."""
+    nodes = list(ast.walk(ast.parse(script)))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    others = {name for name in names if name != "torch" and name.partition(".")[0] not in sys.stdlib_module_names}
+    return '"--fixed" in sys.argv' in script and not others and "torch.compile" not in script
+
+
+FAILURES = sorted(path.stem for path in EXAMPLES.glob("*.py") if is_plain_failure(path.read_text(encoding="utf-8")))
 LONGEST = 60  # characters of what was said
 Alarms = list[str]
 
