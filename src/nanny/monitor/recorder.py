@@ -44,7 +44,6 @@ from ..watch.ranks import (
     shards_of,
     summed_parts,
 )
-from ..watch.steps import parameters_of
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from .autopsy import among_nearest, bad_from_outside, factor_of, first_nonfinite, hidden_nonfinite, singular_operation, terms_of
 from .capture import Bits, GradientRead, Scale, SiteColumns, Sites, StepCapture
