@@ -1,9 +1,9 @@
 """`make bench-peers`: nanny beside what else can be installed: what each saw of twelve failures, false alarms, and cost.
 
 The failures are the plain loops of `examples/` that have a `--fixed`; mended, the same scripts are the healthy runs. They are
-ours: the table shows what the others say of them, not how good nanny is on the code of strangers (README: first contact). A peer has
-seen a failure if it raised or printed an alarm by itself, and not the same of the mended script; a log that somebody may read is
-none.
+ours: the table shows what the others say of them, not how good nanny is on the code of strangers (README: first contact). A peer
+has seen a failure if it raised or printed an alarm by itself, and not the same of the mended script; a log that somebody may read
+is none.
 `--write` puts the table into docs/performance.md; a peer that is not installed is named as absent.
 """
 
