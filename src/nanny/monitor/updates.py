@@ -15,7 +15,8 @@ from ..measure import transfer
 from ..measure.flatten import as_line, local_part, thin
 from ..measure.rows import line_of, split_small
 from ..measure.transfer import PendingRead
-from ..watch.steps import parameters_of, states_of
+from ..watch.optimizers import parameters_of
+from ..watch.steps import states_of
 from ..watch.tensors import gradient_of, is_readable, short_dtype
 
 SAMPLE = 1024  # elements of a parameter
