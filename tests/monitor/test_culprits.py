@@ -17,7 +17,7 @@ from training import Apply, autocast, watch
 
 from nanny import Finding, Severity
 from nanny.core.step import Autopsy
-from nanny.monitor.autopsy import first_nonfinite, hidden_nonfinite
+from nanny.monitor.loss_graph import first_nonfinite, hidden_nonfinite
 
 FP16 = torch.float16
 INF = math.inf

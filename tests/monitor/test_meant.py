@@ -14,7 +14,7 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, SparseAdam
 from torch.utils.data import DataLoader, TensorDataset
 from training import watch
 
-from nanny.monitor.invariants.watched import as_written, untouched
+from nanny.monitor.invariants.watched import are_unwritten, versions_of
 
 STEPS = 200
 Loop = tuple[nn.Module, Callable[[int], Any]]
@@ -820,8 +820,8 @@ def test_what_is_meant_is_not_told(name):
 
 def test_a_new_tensor_at_the_address_of_an_old_one_is_another():
     old = torch.ones(3)
-    before, address = as_written([old]), id(old)
-    assert untouched([old], before)
+    before, address = versions_of([old]), id(old)
+    assert are_unwritten([old], before)
     del old
     new = next(t for t in [torch.ones(3) for _ in range(100)] if id(t) == address)
-    assert not untouched([new], before)
+    assert not are_unwritten([new], before)

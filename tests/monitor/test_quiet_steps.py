@@ -18,7 +18,7 @@ from corpus.marks import question
 from nanny.core.finding import Finding
 from nanny.core.step import OptimizerState, QuietSteps, SiteTable, StepRecord, whole_norm
 from nanny.diagnose.history import Recent, RunHistory, SiteHistory
-from nanny.monitor.registry import _needs, _wakes, all_rules, judge_step, pass_quiet
+from nanny.monitor.registry import _needs, _wakes, all_rules, judge_quiet, judge_step
 from nanny.monitor.watch import MixedPrecisionNanny
 
 STEPS, SITES = 300, 6
@@ -164,7 +164,7 @@ def blocks(course: Course, run: RunHistory, draw: np.random.Generator) -> tuple[
     while start < STEPS:
         at = range(start, min(start + int(draw.integers(1, 41)), STEPS))
         quiet = course.quiet(at) if start > 30 and len(at) > 1 else None
-        if quiet is not None and pass_quiet(quiet, run, all_rules()) is not None:
+        if quiet is not None and judge_quiet(quiet, run, all_rules()) is not None:
             passed += len(at)
         else:
             found += [f for i in at for f in judge_step(first(course.record(i)), run, all_rules())]
@@ -212,14 +212,14 @@ def early(monkeypatch) -> list[int]:
     monkeypatch.setattr("nanny.monitor.watch.FIRST_AT_ONCE", 25)
     monkeypatch.setattr("nanny.monitor.watch.MOST_WAITING", 10)
     passed: list[int] = []
-    take_in = MixedPrecisionNanny._take_in
+    add_quiet = MixedPrecisionNanny._add_quiet
 
     def noting(self: MixedPrecisionNanny, captures: Any) -> bool:
-        is_taken = take_in(self, captures)
+        is_taken = add_quiet(self, captures)
         passed.extend([len(captures)] if is_taken else [])
         return is_taken
 
-    monkeypatch.setattr(MixedPrecisionNanny, "_take_in", noting)
+    monkeypatch.setattr(MixedPrecisionNanny, "_add_quiet", noting)
     return passed
 
 

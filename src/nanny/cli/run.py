@@ -44,7 +44,7 @@ def _tell_end(pid: int, lang: str) -> None:
 def tell_end(store: Path, run: int, lang: str = "en") -> None:
     """A run that is healthy has nothing to tell, and gets no picture."""
     from ..runs.card import card_svg
-    from ..runs.diagnose import told_lines
+    from ..runs.diagnose import diagnosis_lines_of
     from ..runs.opening import open_job
     from ..runs.summary import summarize
     from ..show.tables import Line, lines_text
@@ -57,7 +57,7 @@ def tell_end(store: Path, run: int, lang: str = "en") -> None:
         if summary.verdict.healthy is not False:
             return
         whole = [Line(translate(f"all {len(sources)} ranks: {summary.verdict.text}", lang), indent=4)] if len(sources) > 1 else []
-        lines = [Line(""), *whole, *told_lines(summary, lang)]
+        lines = [Line(""), *whole, *diagnosis_lines_of(summary, lang)]
         picture = store.parent / f"run-{run}.svg"
         picture.write_text(card_svg(summary, lang), encoding="utf-8")
     lines.append(Line(f"   {with_label(translate('picture', lang), str(picture), lang)}", "quiet", whole=True))

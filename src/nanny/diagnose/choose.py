@@ -236,7 +236,7 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
         return "loss_computed_in_fp16"  # the criterion squares
     if at.op in PRODUCTS and not at.nan:
         return "activation_overflow_fp16" if in_module and signs.layers_in(at.culprit) else "product_overflow_fp16"
-    if at.op in BATCHED_MATMULS and signs.attends(at):
+    if at.op in BATCHED_MATMULS and signs.is_attention_product(at):
         return "attention_logit_overflow_fp16"
     if at.op in _WEIGHTED_SUMS:
         return "activation_overflow_fp16" if not at.nan or at.dtype == "float16" else ""

@@ -19,7 +19,7 @@ def by_first_bad(signs: Signs, at: FirstBad, confidence: float, *more: str, culp
     return Diagnosis(
         culprit=where,
         confidence=confidence,
-        evidence=(*_maker(at), *more, *_in_fp32(at), *_made_again(signs, at), *_harm(signs)),
+        evidence=(*_maker(at), *more, *_in_fp32(at), *_of_second_run(signs, at), *_harm(signs)),
         chain=chain_of(signs, at, where),
         step=at.step,
         where=at.place.where,
@@ -65,7 +65,7 @@ def _in_fp32(at: FirstBad) -> Iterator[str]:
         yield "the FP32 twin of the same step stays finite there"
 
 
-def _made_again(signs: Signs, at: FirstBad) -> Iterator[str]:
+def _of_second_run(signs: Signs, at: FirstBad) -> Iterator[str]:
     if any(exam.step == at.step for exam, _ in signs.fact("other_bits")):
         yield "run again on the same inputs, the step gave other bits: the model keeps a state, or a kernel is not deterministic"
 
@@ -113,7 +113,7 @@ def by_hazard(signs: Signs, name: str) -> Iterator[Diagnosis]:
     if signs.converged and worst < _MOSTLY_WRONG and not ruined:
         return  # the loss has gone where it was to go, whatever rounding did to the gradients
     times = f"seen in {seen} of {len(signs.evidence.examinations)} examined steps"
-    in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _BESIDE and _told(exam.gradient_error)
+    in_gradients = hazard.place.phase != "optimizer" and hazard.kind not in _BESIDE and _is_measured(exam.gradient_error)
     error = f"gradients {share(exam.gradient_error)} off FP32 at this step" if in_gradients else ""
     confidence = LIKELY if hazard.consequence >= 0.1 or ruined else POSSIBLE
     if name == signs.lead and max(worst, ruined) >= 0.5:
@@ -155,5 +155,5 @@ def _passes(signs: Signs, found: Sequence[tuple[Examination, Hazard]]) -> bool:
     return gone or all(h.kind == "amplification" for _, h in found)
 
 
-def _told(error: float | None) -> bool:
+def _is_measured(error: float | None) -> bool:
     return error is not None and math.isfinite(error) and error > 0

@@ -85,7 +85,7 @@ class Recent(deque[float]):
         self._units.extend([self._units[-1]] * len(values))
         self.ranked = sorted(self)
 
-    def medians_to_come(self, more: int) -> tuple[float, float] | None:
+    def median_bounds(self, more: int) -> tuple[float, float] | None:
         """Between which numbers the median stays, whatever the next ones are: each moves it by one place at most."""
         low, high = (len(self) - 1) // 2 - more, len(self) // 2 + more
         return (self.ranked[low], self.ranked[high]) if low >= 0 and high < len(self) else None
@@ -162,7 +162,7 @@ class SiteHistory:
         at = self.columns(table.names)
         norm = np.asarray(table.columns["norm"], dtype=np.float64)
         if keep and table.are_all_live and not self.has_streaks and isinstance(at, slice):
-            self.add_usual(norm[None])
+            self.add_steady(norm[None])
             return
         measured = np.asarray(table.columns["count"]) > 0
         good = measured & (norm > 0) & (norm < np.inf)
@@ -184,7 +184,7 @@ class SiteHistory:
             self._next = (self._next + 1) % len(self._ring)
         self.has_streaks = bool(self.zero_steps.any() or self.low_steps.any() or not self.ever.all())
 
-    def add_usual(self, norms: np.ndarray) -> None:
+    def add_steady(self, norms: np.ndarray) -> None:
         """The same for steps at which every site has a value, as before, and nothing lasts: a tenth of the calls."""
         for row, norm in zip(np.log(norms), norms):
             drift = row - self.level
@@ -196,7 +196,7 @@ class SiteHistory:
             self._ring[self._next] = norm
             self._next = (self._next + 1) % len(self._ring)
 
-    def stay_usual(self, names: tuple[str, ...], norms: np.ndarray) -> bool:
+    def will_be_steady(self, names: tuple[str, ...], norms: np.ndarray) -> bool:
         """Does nothing last, and will nothing begin to, at any of these steps? An average stays below the largest."""
         if names != self.names or self.has_streaks:
             return False
@@ -292,18 +292,18 @@ class RunHistory:
         if step.traced:
             self.last_trace = step
 
-    def are_usual(self, quiet: QuietSteps) -> bool:
+    def are_steady(self, quiet: QuietSteps) -> bool:
         """Does `add` do nothing to any of these steps but what `add_quiet` does to all of them at once?"""
         grads, enough = quiet.last.grads, self.limits.baseline_steps
         if grads is None or self._first_grads is None or "loss" not in self._first or len(quiet) > len(self.norms):
             return False
         if (quiet.rates is not None and "lr" not in self._first) or min(len(self.first_losses), len(self.first_norms)) < enough:
             return False
-        unit, usual = quiet.last.loss_unit, self.norms.medians_to_come(len(quiet))
+        unit, usual = quiet.last.loss_unit, self.norms.median_bounds(len(quiet))
         if usual is None or not (self.losses.is_of(unit) and self.norms.is_of(unit)):
             return False
         is_high = quiet.whole_norms.max() > 0.999 * self.limits.grad_ratio * usual[0]  # of the median that it will have
-        return not is_high and self.grads.stay_usual(grads.names, quiet.norms)
+        return not is_high and self.grads.will_be_steady(grads.names, quiet.norms)
 
     def add_quiet(self, quiet: QuietSteps) -> dict[str, np.ndarray]:
         """`add` of steps that are usual. Gives what they have added to the curves."""
@@ -327,7 +327,7 @@ class RunHistory:
         self.losses.add_all(losses)
         self.norms.add_all(quiet.whole_norms.tolist())
         self.norm_high = 0
-        self.grads.add_usual(quiet.norms)
+        self.grads.add_steady(quiet.norms)
         return columns
 
     def _fold(self, step: StepRecord, times: int = 1) -> None:

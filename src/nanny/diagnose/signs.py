@@ -250,7 +250,7 @@ class Signs:
         inside = f"{module}."
         return len({name[len(inside) :].partition(".")[0] for name in self.facts.parameters if name.startswith(inside)})
 
-    def attends(self, at: FirstBad) -> bool:
+    def is_attention_product(self, at: FirstBad) -> bool:
         """A product of two activations whose result a softmax turns into weights."""
         for exam in self.evidence.examinations:
             if exam.step == at.step:
@@ -305,7 +305,7 @@ class Signs:
         if self._rate_rose(step):
             return None
         found = Outlier(step, float(losses[i]), float(peaks[i]), earlier[-1], usual)
-        if self.carried_away(step, self.limits.runaway_loss, sure=True):
+        if self.weights_ran_away(step, self.limits.runaway_loss, sure=True):
             return found
         rates = [o.beta2 for o in self.facts.latest.optimizers if o.beta2 is not None and o.beta2 < 1]
         if len(rates) < len(self.facts.latest.optimizers) or not rates or self.facts.count("clipped"):
@@ -320,7 +320,7 @@ class Signs:
         before = rates[steps < step]
         return len(before) > 1 and float(before[-1]) > 2 * median(before[-_SETTLED:])
 
-    def carried_away(self, step: int, times: float = 0.0, sure: bool = False) -> bool:
+    def weights_ran_away(self, step: int, times: float = 0.0, sure: bool = False) -> bool:
         """The weights became far larger than they were at this step, or are not finite. `sure`: not if nobody measured them."""
         steps, norms = self.evidence.curve("weight_norm")
         before, after = norms[steps <= step], norms[steps > step]
@@ -342,7 +342,7 @@ class Signs:
         if at is not None and at.in_reference is False and at.step <= away.start:
             return None  # precision had broken something before anything grew
         maximised = any(o.maximizes for o in self.facts.latest.optimizers)
-        return None if maximised or not self.carried_away(away.start) else away
+        return None if maximised or not self.weights_ran_away(away.start) else away
 
     @cached_property
     def learns(self) -> bool:
@@ -442,7 +442,7 @@ class Signs:
         return len(known) > 1 and abs(float(known[-1])) <= self.limits.converged * abs(float(np.max(known)))
 
     @cached_property
-    def fade(self) -> tuple[str, float, float, float, bool] | None:
+    def gradient_fade(self) -> tuple[str, float, float, float, bool] | None:
         """(parameter, ratio, its rms, the last layer's rms, FP32 agrees) of gradients that fade on the way back to the first."""
         exam = next((e for e in reversed(self.evidence.examinations) if e.gradients and e.first_bad is None), None)
         sizes = self.facts.sizes
@@ -460,7 +460,7 @@ class Signs:
         middle = median([r for _, r, _ in rms[third:-third]])
         if not head < middle < tail or head > self.limits.fade_ratio * tail:
             return None
-        if self.thrown is not None:
+        if self.weights_overwritten is not None:
             return None  # weights that were written over fade, too
         name, least, _ = min(rms[:third], key=lambda item: item[1])
         return name, least / tail, least, tail, exam is not None
@@ -480,12 +480,12 @@ class Signs:
             if len(matrices) >= self.limits.fade_layers and others > 0:
                 seen.append(math.sqrt(median(matrices) / others))
         names = [name for name in self.facts.parameters if name not in vectors]
-        if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names or self.thrown is not None:
+        if len(seen) < 2 or max(seen) > self.limits.biases_alone or not names or self.weights_overwritten is not None:
             return None
         return names[0], max(seen), len(seen)
 
     @cached_property
-    def thrown(self) -> tuple[float, float, float] | None:
+    def weights_overwritten(self) -> tuple[float, float, float] | None:
         """(weights before, weights after, largest update beside them), if the first updates wrote the weights over."""
         _, norms = self.evidence.curve("weight_norm")
         at, ratios = self.evidence.curve("update_ratio")
@@ -494,12 +494,12 @@ class Signs:
         grown = float(norms[1:].max()) / float(norms[0]) if norms[0] else 0.0
         early = float(np.max(ratios[at >= 2], initial=0.0)) >= 1  # of a whole tensor, and not its first or second update
         late = float(np.max(ratios[at >= 2 * _SETTLED], initial=0.0)) >= self.limits.thrown_update
-        if grown < self.limits.thrown_weights or not (early or late or self._thrown_up):
+        if grown < self.limits.thrown_weights or not (early or late or self._rose_early):
             return None
         return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
 
     @cached_property
-    def _thrown_up(self) -> bool:
+    def _rose_early(self) -> bool:
         """Loss and gradients rose out of proportion in the first half of the run, whatever they came down to."""
         (_, losses), (_, norms) = self.evidence.curve("loss"), self.evidence.curve("grad_norm")
         if len(losses) < 2 * _SETTLED or len(norms) != len(losses) or not (np.isfinite(losses) & (losses > 0)).all():

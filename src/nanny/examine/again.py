@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination, Trial
-from ..watch.aside import can_uncompile, foreign_module_hooks, uncompiled
+from ..watch.bad_lines import MakingLine
 from ..watch.calls import LineCall, ModelCall, same_bits
+from ..watch.compiler import can_uncompile, foreign_module_hooks, uncompiled
 from ..watch.digests import Digests, first_difference
 from ..watch.effects import Effect, can_be_guarded, no_effects
 from ..watch.memory import shortage
@@ -38,7 +39,6 @@ from ..watch.ranks import has_group, many_processes
 from ..watch.snapshot import KeptState, kept_state
 from ..watch.storages import key_of
 from ..watch.tensors import answers_itself, has_storage, kept_by, map_leaves, outside_program, tensors_in
-from ..watch.variables import MadeBy
 from .sanitizer import Sanitizer
 
 NamedModels = Sequence[tuple[nn.Module, str]]
@@ -73,11 +73,13 @@ def examine_again(
     facts = {**examination.facts, "again": True}
     if second.compiled:
         facts["uncompiled"] = True
-    elif any(call.gave(result) is False for call, result in zip(calls, second.results) if not isinstance(call, LineCall)):
+    elif any(
+        call.gave_same_bits(result) is False for call, result in zip(calls, second.results) if not isinstance(call, LineCall)
+    ):
         facts["other_bits"] = True
     if lost := _tiny_probabilities(calls, second.results):
         facts["tiny_probabilities"] = lost
-    unlike = _unlike(calls, models, second) if compare else {}
+    unlike = _irreproducible(calls, models, second) if compare else {}
     if unlike:
         facts["not_reproducible"] = unlike
     return replace(examination, facts=facts)
@@ -98,12 +100,12 @@ def _tiny_probabilities(calls: Sequence[ModelCall], results: Sequence[Any]) -> f
     return max(largest, default=None)
 
 
-def run_twice(calls: Sequence[ModelCall], models: NamedModels, root: Tensor) -> dict[str, Any]:
+def find_irreproducible(calls: Sequence[ModelCall], models: NamedModels, root: Tensor) -> dict[str, Any]:
     """What proves that these calls cannot be reproduced: the fact `not_reproducible` of an examination; empty if nothing does."""
     calls = tuple(calls)
     second = Again(calls, root)
     second.run()
-    return _unlike(calls, models, second)
+    return _irreproducible(calls, models, second)
 
 
 def without_bad_rows(calls: Sequence[ModelCall], root: Tensor) -> Trial | None:
@@ -151,7 +153,7 @@ def smaller_scale(calls: Sequence[ModelCall], models: NamedModels, step: int) ->
     return Trial("smaller_scale", value=_SMALLER, gradients_finite=not bad, gradient_error=None if bad else seen.gradient_error)
 
 
-def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: Again) -> dict[str, Any]:
+def _irreproducible(calls: Sequence[ModelCall], models: NamedModels, second: Again) -> dict[str, Any]:
     with closing(Places(models).open()) as places:
         third = Again(calls, second.root, second.scale, places)
         third.run()
@@ -166,7 +168,7 @@ def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: Again) -> d
         return {**told, "op": found.op, "site": place.site, "where": place.where, "device": found.device}
     if second.compiled:
         return {}  # kernels of another kind give other bits
-    was_same = [call.gave(result) for call, result in zip(calls, second.results)]
+    was_same = [call.gave_same_bits(result) for call, result in zip(calls, second.results)]
     if not same or False not in was_same or not second.untouched or second.digests.trouble:
         return {}  # the program itself went another way, or keeps a state
     call, result = next((c, r) for c, r, s in zip(calls, second.results, was_same) if s is False)
@@ -176,18 +178,18 @@ def _unlike(calls: Sequence[ModelCall], models: NamedModels, second: Again) -> d
     return {**told, "op": op, "site": "", "where": "", "device": str(made[0].device)}
 
 
-def line_call(line: MadeBy) -> LineCall:
+def line_call(line: MakingLine) -> LineCall:
     with torch.set_grad_enabled(line.has_graph):
         call = LineCall(line.as_module(), (), line.inputs)
-    call.over(line.result)
+    call.note_results(line.result)
     return call
 
 
-def gave(call: ModelCall, result: Any) -> bool:
+def came_from(call: ModelCall, result: Any) -> bool:
     return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
 
 
-def feeds(result: Any, calls: Sequence[ModelCall]) -> bool:
+def goes_into(result: Any, calls: Sequence[ModelCall]) -> bool:
     """It goes into one of the calls, whole or a part of it."""
     made = {key_of(tensor) for tensor in tensors_in(result) if has_storage(tensor)}
     return any(has_storage(given) and key_of(given) in made for call in calls for given in call.passed)
@@ -322,7 +324,9 @@ class Again:
         with outside_program():
             for call, result in zip(self._calls, self.results):
                 position = call.position_of(before)
-                if position is not None and (not isinstance(call, LineCall) or self.weights is not None or call.gave(result)):
+                if position is not None and (
+                    not isinstance(call, LineCall) or self.weights is not None or call.gave_same_bits(result)
+                ):
                     return tensors_in(result)[position]
         return before
 

@@ -259,7 +259,7 @@ class Follower:
                 return worst.origin
         elif not given and (behind_all := self._faded_before(step, real, level)) is not None:
             return behind_all
-        if graded <= self._ledger.threshold(real.dtype) or _less_itself(step, twin):
+        if graded <= self._ledger.threshold(real.dtype) or _subtracts_itself(step, twin):
             return None
         same = next((s for s in self._ledger.suspects[-4:] if s.order == self._ledger.order and s.trouble == "error"), None)
         return same or self._error_suspect(step, real, twin, level, graded, behind)
@@ -337,7 +337,7 @@ class Follower:
         )
 
 
-def _less_itself(step: TaggedOp, twin: Tensor) -> bool:
+def _subtracts_itself(step: TaggedOp, twin: Tensor) -> bool:
     """x - x: what is left is the rounding that the program asked for (a quantiser with a straight-through gradient)."""
     sizes = [rms_of(t) for t in step.inputs[:2]] if step.name in DIFFERENCES and not step.written else []
     return len(sizes) == 2 and rms_of(twin) <= FP32.unit_roundoff * max(sizes)
@@ -552,7 +552,7 @@ def find_absorbed(ledger: Ledger, step: TaggedOp, real: Tensor) -> Suspect | Non
             operands=ledger.sized_operands(step),
             numbers={
                 "ratio": lost.ratio,
-                "factor": tags[large].factor or _towards(ledger, args[large], args[small], -sign * alpha),
+                "factor": tags[large].factor or _decay_of_difference(ledger, args[large], args[small], -sign * alpha),
             },
         )
     return None
@@ -563,7 +563,7 @@ def _overflow_behind(addend: Tag) -> Suspect | None:
     return addend.origin if addend.origin is not None and addend.origin.trouble == "nonfinite" else None
 
 
-def _towards(ledger: Ledger, moved: Tensor, by: Tensor, times: float) -> float | None:
+def _decay_of_difference(ledger: Ledger, moved: Tensor, by: Tensor, times: float) -> float | None:
     """1 - c of s - c * (s - p): the decay of an average that is written as a difference."""
     known = ledger.towards.find(by)
     return 1 - abs(known[1] * times) if known is not None and key_of(moved) in known[0] else None

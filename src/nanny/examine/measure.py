@@ -14,7 +14,7 @@ from ..core.formats import format_of
 from ..core.numbers import relative
 from ..measure.histogram import exponents_of
 from ..watch.tensors import LOW, tensors_in
-from ..watch.unheard import run_unheard
+from ..watch.without_warnings import run_without_warnings
 
 _CLEARLY_VARYING = 0.03  # below, the varying part is no longer taken as the difference of two sums
 _VARYING_FLOOR = 2e-5  # of the norm; FP32 itself has 6e-8, so that less would be its own rounding
@@ -212,7 +212,7 @@ def _ties(values: Tensor, dim: int, k: int) -> float:
 def own_error(func: Any, args: Any, kwargs: Any, outs: list[Tensor]) -> float | None:
     """Worst relative error of an operation beside FP32 on its very own inputs; None if it cannot run so."""
     try:
-        exact = [t for t in tensors_in(run_unheard(func, _widen(args), _widen(dict(kwargs)))) if t.is_floating_point()]
+        exact = [t for t in tensors_in(run_without_warnings(func, _widen(args), _widen(dict(kwargs)))) if t.is_floating_point()]
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
         return None
     worst = 0.0

@@ -51,7 +51,7 @@ from ..watch.places import Spot
 from ..watch.storages import StorageMap, key_of, whole_storage
 from ..watch.tensors import LOW, has_storage, map_leaves, outside_program, tensors_in
 from ..watch.twins import Operation, Twins
-from ..watch.unheard import run_unheard
+from ..watch.without_warnings import run_without_warnings
 from .measure import Extent, GradientNumbers, extent, gradient_errors, gradient_numbers
 
 _LOWER = MATMULS | ATTENTIONS | RECURRENT  # what autocast runs in 16 bits, whatever comes in
@@ -70,7 +70,7 @@ class Lane(Twins):
     """A second value of everything that descends from what was changed."""
 
     def __init__(self, change: str, beside: Twins) -> None:
-        super().__init__(on_trouble=self._lose)
+        super().__init__(on_trouble=self._give_up)
         self.change = change
         self.reference = beside.twin
         self.order, self.op = 0, ""  # of the first operation that was changed
@@ -85,7 +85,7 @@ class Lane(Twins):
         """Every operation could be followed."""
         return self.places > 0 and not self.is_lost and not self.reseeds
 
-    def _lose(self, _: Any) -> None:
+    def _give_up(self, _: Any) -> None:
         self.is_lost = True
         self.release()
 
@@ -137,7 +137,7 @@ class Lane(Twins):
     def _compute(self, op: Op) -> Any:
         owed = [o for t in op.inputs if has_storage(t) and (o := self._owed.find(t)) is not None]
         if owed:
-            return self._settle(op, owed[0])
+            return self._rescale_divided(op, owed[0])
         wide = any(self._twin(t).dtype != t.dtype for t in op.inputs if t.is_floating_point())
         how = "" if not wide or op.name in CASTS else "narrow" if op.name in _LOWER else "wide"
         kept = [(t, self._twin(t).clone()) for t in op.written if self.change == "fp32" and has_storage(t)]
@@ -166,7 +166,7 @@ class Lane(Twins):
             return twin.float() if how == "wide" and twin.dtype in LOW else twin
 
         args, kwargs = map_leaves((op.args, op.kwargs), argument)
-        return run_unheard(op.func, args, kwargs)
+        return run_without_warnings(op.func, args, kwargs)
 
     def _broke(self, op: Op, out: Any, kept: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """It made NaN or infinity of finite numbers."""
@@ -178,7 +178,7 @@ class Lane(Twins):
         given = [before.get(id(t), self._twin(t)) for t in op.inputs if t.is_floating_point() and t.numel()]
         return not any(_is_loud(extent(t)) for t in given)
 
-    def _settle(self, op: Op, owed: float) -> Any:
+    def _rescale_divided(self, op: Op, owed: float) -> Any:
         """What was divided too early is not divided by so much again."""
         name = bare_op(op.name)
         if name in SAME_VALUE:
@@ -278,7 +278,9 @@ class Remedies:
     def bytes_held(self) -> int:
         return sum(lane.bytes_held for lane in self._lanes.values())
 
-    def broke(self, op: Operation, order: int, spot: Spot, overwritten: Mapping[int, Tensor], made_by: Makers) -> None:
+    def try_after_nonfinite(
+        self, op: Operation, order: int, spot: Spot, overwritten: Mapping[int, Tensor], made_by: Makers
+    ) -> None:
         """An operation has made NaN or infinity of finite numbers."""
         for change in () if self._is_over else CHANGES:
             lane = self._lanes.get(change)

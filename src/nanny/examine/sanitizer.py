@@ -55,7 +55,7 @@ from ..core.examination import Examination, Place, Trial
 from ..core.formats import format_of
 from ..core.limits import Limits
 from ..core.ops import SCALINGS, bare_op
-from ..watch.aside import ModuleHooks
+from ..watch.compiler import ModuleHooks
 from ..watch.float_traps import Untrapped
 from ..watch.memory import MemoryBudget
 from ..watch.names import parts_of, unwrap
@@ -373,7 +373,7 @@ class Sanitizer:
             self._remedies.close()
         self._follower.see(op, spot, self._overwritten)
         if self._tries and self._ledger.has_broken:
-            self._remedies.broke(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
+            self._remedies.try_after_nonfinite(op, self._ledger.order, spot, self._overwritten, self._ledger.maker_of)
         self._facts.see(op, spot)
         self._by_hand.see(op, spot)
         if self._overwritten:

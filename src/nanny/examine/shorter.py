@@ -17,12 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from ..core.examination import Trial
+from ..watch.bad_lines import assignment_of
 from ..watch.calls import ModelCall
 from ..watch.memory import free_bytes
 from ..watch.ranks import has_group
 from ..watch.tensors import tensors_in
-from ..watch.variables import assignment_of
-from .again import Again, NotAgain, feeds, gave, is_scaled, line_call
+from .again import Again, NotAgain, came_from, goes_into, is_scaled, line_call
 
 _RISES = 0.01  # of the loss: less is rounding, or the noise of an update that is long enough
 _TIMES_SHORTER = (10.0, 100.0, 1000.0)
@@ -54,7 +54,9 @@ class ShorterUpdate:
         if found is None:
             return None
         before = (
-            one for one in found.sources if not feeds(one.result, made) and not any(gave(call, one.result) for call in made)
+            one
+            for one in found.sources
+            if not goes_into(one.result, made) and not any(came_from(call, one.result) for call in made)
         )
         calls = [*made, *map(line_call, (*before, found))]
         start = _number(*tensors_in(found.result))

@@ -95,7 +95,7 @@ def _watch_everything(options: argparse.Namespace) -> None:
         )
     finally:
         sys.argv = argv
-    nanny.speak(terminal_language(options.lang))
+    nanny.set_language(terminal_language(options.lang))
     nanny.steps_by_themselves(find_models=True, first=None)
     _kept.append(nanny)
 

@@ -27,16 +27,25 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..core.examination import Examination, Trial
-from ..examine.again import NotAgain, examine_again, feeds, gave, line_call, run_twice, smaller_scale, without_bad_rows
+from ..examine.again import (
+    NotAgain,
+    came_from,
+    examine_again,
+    find_irreproducible,
+    goes_into,
+    line_call,
+    smaller_scale,
+    without_bad_rows,
+)
 from ..examine.sanitizer import Sanitizer
 from ..examine.shorter import ShorterUpdate
 from ..examine.tags import Preamble
+from ..watch.bad_lines import assignments_behind_backward
 from ..watch.calls import MOST_CALLS, ModelCall
 from ..watch.hooks import add_module_hook, weakly
 from ..watch.op_stream import is_set_aside
 from ..watch.ranks import compiles_backward, many_processes
 from ..watch.tensors import being_traced, in_backward
-from ..watch.variables import assignments_behind_backward
 from .recorder import Recorder
 
 FIRST_SECONDS, FIRST_CALLS = 1.0, 500  # which examinations may take at once, or as long as so many calls of modules take,
@@ -344,9 +353,9 @@ class Examiner:
     def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> Examination | None:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""
         for line in itertools.islice(assignments_behind_backward(), MOST_LINES):
-            first = [one for one in line.sources if feeds(one.result, made)]
-            behind = () if feeds(line.result, made) else made
-            before = [one for one in line.sources if one not in first and not any(gave(call, one.result) for call in behind)]
+            first = [one for one in line.sources if goes_into(one.result, made)]
+            behind = () if goes_into(line.result, made) else made
+            before = [one for one in line.sources if one not in first and not any(came_from(call, one.result) for call in behind)]
             # behind the calls and the lines before it, so that what they gave has its twins
             ways = ((first, behind, before), ((), behind, before), ((), behind, ()), ((), (), ()))
             for feeding, calls, lines in itertools.compress(ways, (first, before, True, behind)):
@@ -367,7 +376,7 @@ class Examiner:
             if root is not None and self._recorder.capture is not None:
                 self._from_before = self._make_lines_again(made, self._recorder.capture.record.step)
             with contextlib.suppress(NotAgain):
-                found = {} if root is None else run_twice(made, self._recorder.models, root)
+                found = {} if root is None else find_irreproducible(made, self._recorder.models, root)
                 if found:
                     sanitizer.note("not_reproducible", found)
                 for trial in self._try_remedies(made, root):

@@ -33,7 +33,7 @@ class LiveLog:
         self._times: deque[float] = deque(maxlen=LINES_PER_MINUTE)
         self.held_back = 0
 
-    def speak(self, lang: str) -> None:
+    def set_language(self, lang: str) -> None:
         """From here on; what that takes is read now, and not in the middle of a run."""
         self.lang = lang
         translate("the catalogue is read", lang)

@@ -28,8 +28,8 @@ from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, p
 from ..measure.sketch import checksum, reduction_rows, sketch
 from ..measure.transfer import PendingRead, copy_of, is_finite, number_of
 from ..watch import events
-from ..watch.aside import compiled_calls
 from ..watch.calls import ModelCall, ModelCalls, inner_modules
+from ..watch.compiler import compiled_calls
 from ..watch.float_traps import Untrapped, traps_are_set
 from ..watch.hooks import weakly
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrap
@@ -45,7 +45,7 @@ from ..watch.ranks import (
     summed_parts,
 )
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
-from .autopsy import among_nearest, bad_from_outside, factor_of, first_nonfinite, hidden_nonfinite, singular_operation, terms_of
+from . import loss_graph
 from .capture import Bits, GradientRead, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
@@ -163,7 +163,7 @@ class Recorder:
             self.close()
         self._on_failure(error)
 
-    def hear(self, work: Callable[..., Any], *args: Any) -> None:
+    def run_hook(self, work: Callable[..., Any], *args: Any) -> None:
         """What a hook tells: of this thread, or from within backward."""
         try:
             is_mine = get_ident() == self.thread or in_backward()
@@ -245,7 +245,7 @@ class Recorder:
             self.capture.trace.left_out = frozenset(at for at, name in self.modules.items() if not self.wants(name))
             self.capture.trace.roots = frozenset(id(unwrap(model)) for model, _ in self.models)
             self.capture.trace.model_calls = () if self._calls is None else self._calls.made
-            self.capture.trace.open(self.hear)
+            self.capture.trace.open(self.run_hook)
 
     def _hear_calls(self) -> int:
         """Gives how often the models were called in train mode without gradients since the last step began."""
@@ -274,7 +274,7 @@ class Recorder:
             self._local.close()
             self._local = None
         if self._local is None and many_processes() and not compiles_backward():
-            self._local = LocalGradients(self.parameters, self._owners, self.hear, sketch, weakly(self._look_behind_loss))
+            self._local = LocalGradients(self.parameters, self._owners, self.run_hook, sketch, weakly(self._look_behind_loss))
         if self._local is not None:
             traced = self.capture is not None and self.capture.record.traced
             self._local.begin(traced, [model for model, _ in self.models] if self.shards else ())
@@ -325,7 +325,7 @@ class Recorder:
         for read in capture.reads:
             read.bits = None  # nobody knows whether they are complete
 
-    def take(self, last: bool = False) -> StepCapture | None:
+    def take_capture(self, last: bool = False) -> StepCapture | None:
         """All that was seen of the step, its numbers on their way to the host; of the last one, what it left behind as well."""
         capture, self.capture = self.capture, None
         self._scaled = []
@@ -469,7 +469,7 @@ class Recorder:
         one.bad = {i: count_nonfinite(grads[i]) for i in bad}
         capture.reads.append(one)
         if bad and capture.graph is not None and capture.record.autopsy is None:
-            capture.record.singular = singular_operation(capture.graph, self.parameters)
+            capture.record.singular = loss_graph.singular_operation(capture.graph, self.parameters)
             capture.graph = None
         if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
             self.when_bad_gradients()
@@ -481,11 +481,8 @@ class Recorder:
 
     # events
 
-    def _mine(self, optimizer: Optimizer) -> list[Tensor]:
-        return self.invariants.watched.mine_of(optimizer)
-
-    def _has_mine(self, optimizer: Optimizer) -> bool:
-        return any(map(self.parameters.__contains__, map(id, parameters_of(optimizer))))
+    def _own_parameters(self, optimizer: Optimizer) -> list[Tensor]:
+        return self.invariants.watched.own_parameters(optimizer)
 
     @guard
     def saved_tensors_packed(self) -> None:
@@ -556,7 +553,7 @@ class Recorder:
         if root.numel() == 1 and root.is_floating_point():
             loss = self._true_loss(capture, root)
             capture.losses.append(loss)
-            capture.record.loss_terms = max(capture.record.loss_terms or 0, terms_of(root.grad_fn)) or None
+            capture.record.loss_terms = max(capture.record.loss_terms or 0, loss_graph.terms_of(root.grad_fn)) or None
         looks = isinstance(loss, float) or transfer.reads_freely(root.device)
         seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
         if looks and capture.record.autopsy is None and not is_finite(seen):
@@ -565,9 +562,9 @@ class Recorder:
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
-        scaled = self._scaled and among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        scaled = self._scaled and loss_graph.among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
         if not scaled:
-            capture.record.loss_factor = factor_of(root)
+            capture.record.loss_factor = loss_graph.factor_of(root)
             return root.item() if transfer.reads_freely(root.device) else copy_of(root)
         capture.backward_scaled, capture.record.loss_factor = True, None
         waiting = [one for one in self._scaled if all(one is not hit for hit in scaled)]
@@ -580,18 +577,20 @@ class Recorder:
         """A gradient of this process is bad: what broke it may be a number of the forward pass that the loss did not show."""
         capture = self.capture
         if capture is not None and capture.graph is not None and capture.record.autopsy is None and not capture.packed:
-            capture.record.autopsy = hidden_nonfinite(capture.graph, self.parameters)
+            capture.record.autopsy = loss_graph.hidden_nonfinite(capture.graph, self.parameters)
 
     def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
         """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
         given = [t for call in self._model_calls for t in call.inputs]
-        if self.capture is not None and self.capture.receives and (received := bad_from_outside({}, given)) is not None:
-            return received  # what a stage is given has a graph of its own, on another rank
-        found = None if packed else first_nonfinite(root, self.parameters)
+        if self.capture is not None and self.capture.receives:
+            received = loss_graph.bad_from_outside({}, given)
+            if received is not None:
+                return received  # what a stage is given has a graph of its own, on another rank
+        found = None if packed else loss_graph.first_nonfinite(root, self.parameters)
         if found is not None and found.sure:
             return found
         weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
-        return bad_from_outside(weights, given) or (None if self.compiled else found)
+        return loss_graph.bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guard
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
@@ -604,7 +603,7 @@ class Recorder:
 
     @guard
     def after_unscale(self, scaler: GradScaler, optimizer: Optimizer) -> None:
-        mine = self._mine(optimizer)
+        mine = self._own_parameters(optimizer)
         if self.capture is not None and mine:
             self._note("unscale")
             self.capture.unscaled.update(id(p) for p in mine)
@@ -626,7 +625,7 @@ class Recorder:
     def before_scaler_step(self, scaler: GradScaler, optimizer: Optimizer) -> None:
         self._in_scaler_step = None
         capture = self.capture
-        mine = self._mine(optimizer)
+        mine = self._own_parameters(optimizer)
         if capture is None or not mine:
             return
         self._in_scaler_step = optimizer
@@ -665,7 +664,7 @@ class Recorder:
     @guard
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updating = 0
-        mine = self._mine(optimizer)
+        mine = self._own_parameters(optimizer)
         if self.capture is not None:
             self.invariants.before_step(optimizer, mine, has_closure)
         if not has_closure:
@@ -676,7 +675,7 @@ class Recorder:
         """The gradients are complete now; a training step may even have begun in there. Called again by a line search."""
         if self._updating != id(optimizer):
             self._updating = id(optimizer)
-            self._begin_update(optimizer, self._mine(optimizer))
+            self._begin_update(optimizer, self._own_parameters(optimizer))
 
     def _begin_update(self, optimizer: Optimizer, mine: list[Tensor]) -> None:
         capture = self.capture
@@ -722,7 +721,7 @@ class Recorder:
                 self.invariants.step.probes.append(self._probe)
             self._probe = None
         if self._parts is not None:
-            self._read_gradients(self._mine(optimizer), None, last=True)
+            self._read_gradients(self._own_parameters(optimizer), None, last=True)
             self._parts.forget()
         self.invariants.after_step()
         self._updating = 0
@@ -737,7 +736,7 @@ class Recorder:
         self.run(self._note_cleared, optimizer, apart=False)  # an examination may end here
 
     def _note_cleared(self, optimizer: Optimizer) -> None:
-        if self._has_mine(optimizer):
+        if any(id(p) in self.parameters for p in parameters_of(optimizer)):
             if self.stepped_late and self.when_cleared is not None:
                 self.when_cleared()
             self.invariants.cleared(optimizer)

@@ -98,11 +98,11 @@ def judge_step(step: StepRecord, run: RunHistory, rules: Mapping[str, Entry]) ->
     return sorted(found, key=lambda f: -f.severity)
 
 
-def pass_quiet(quiet: QuietSteps, run: RunHistory, rules: Mapping[str, Entry]) -> dict[str, Any] | None:
+def judge_quiet(quiet: QuietSteps, run: RunHistory, rules: Mapping[str, Entry]) -> dict[str, Any] | None:
     """Takes steps about which no rule has anything to say into the history, and gives what they add to the curves. None: a rule
     may have, and nothing was done; `judge_step` is to be asked about each."""
     asked = (code for code in rules if not _needs[code] and code not in run.told)
-    if any(getattr(quiet.last, name) for name in _all_needs) or not run.are_usual(quiet):
+    if any(getattr(quiet.last, name) for name in _all_needs) or not run.are_steady(quiet):
         return None
     if any(code not in _wakes or _wakes[code](quiet, run) for code in asked):
         return None

@@ -137,15 +137,15 @@ class Trackers:
 
     def _tensorboard(self) -> Any:
         kinds = [getattr(sys.modules.get(name), "SummaryWriter", None) for name in ("torch.utils.tensorboard", "tensorboardX")]
-        writer = self._alive("tensorboard", tuple(kind for kind in kinds if isinstance(kind, type)))
+        writer = self._find_writer("tensorboard", tuple(kind for kind in kinds if isinstance(kind, type)))
         return writer if getattr(writer, "file_writer", None) is not None else None  # a closed one would open itself again
 
     def _aim(self) -> Any:
         kind = getattr(sys.modules.get("aim"), "Run", None)
-        run = self._alive("aim", (kind,) if isinstance(kind, type) else ())
+        run = self._find_writer("aim", (kind,) if isinstance(kind, type) else ())
         return run if getattr(run, "_resources", None) is not None else None
 
-    def _alive(self, name: str, kinds: tuple[type, ...]) -> Any:
+    def _find_writer(self, name: str, kinds: tuple[type, ...]) -> Any:
         """The program's own, of a library that has no active one; looked for at steps 1, 2, 4, 8 ..., each time once."""
         known = self._writers.get(name)
         found = None if known is None else known()

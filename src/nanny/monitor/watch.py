@@ -64,7 +64,7 @@ from .examiner import Examiner
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
-from .registry import all_rules, is_of_loop, judge_step, pass_quiet
+from .registry import all_rules, is_of_loop, judge_quiet, judge_step
 from .trace import BadOutput, layer_filter
 from .trackers import Trackers
 
@@ -157,7 +157,7 @@ class MixedPrecisionNanny:
         self._dumps: list[Path] = []
         self._facts_written = 0.0
         self._facts: dict[str, Any] = {}  # of the last step
-        self._greets = False
+        self._shows_models = False
         self._usual: tuple[float, float, float] | None = None  # None: no step waits
         self._rng: torch.Tensor | None = None
         self._clock: StepClock | None = None
@@ -233,11 +233,11 @@ class MixedPrecisionNanny:
     def _next_step(self, step: int) -> None:
         step = int(step) if abs(int(step)) < LARGEST_STEP else self._steps
         self._close_examination()
-        self._recorder.run(self._turn_over, step)
+        self._recorder.run(self._change_step, step)
         if self._examiner is not None and self._recorder.capture is not None and self._recorder.capture.record.examined:
             self._recorder.run(self._examiner.open, self._step, apart=False)
 
-    def _turn_over(self, step: int) -> None:
+    def _change_step(self, step: int) -> None:
         self._finish()
         self._begin(step)
 
@@ -334,7 +334,7 @@ class MixedPrecisionNanny:
     def _finish(self, wait: bool = False, at_once: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order. Short steps in which nothing happens wait for each other: one
         after the other they take a fifth of the time."""
-        capture = self._recorder.take(last=wait)
+        capture = self._recorder.take_capture(last=wait)
         if capture is not None:
             self._waiting.append(capture)
             few = len(self._waiting) < MOST_WAITING and capture.started - self._waiting[0].started < LONGEST_WAIT
@@ -364,17 +364,17 @@ class MixedPrecisionNanny:
 
     def _catch_up(self, wait: bool = False) -> None:
         quiet = list(itertools.takewhile(lambda capture: capture.is_quiet, self._waiting))
-        if len(quiet) > 1 and not self._trackers.any_open and self._take_in(quiet):
+        if len(quiet) > 1 and not self._trackers.any_open and self._add_quiet(quiet):
             for _ in quiet:
                 self._waiting.popleft()
         while self._waiting and (wait or self._waiting[0].ready()):
             self._judge(self._waiting.popleft().finish())
         self._usual = self._find_usual()
 
-    def _take_in(self, captures: Sequence[StepCapture]) -> bool:
+    def _add_quiet(self, captures: Sequence[StepCapture]) -> bool:
         """Steps about which nothing is to be said, at once; whether there is nothing."""
         quiet = quiet_steps(captures)
-        columns = None if quiet is None else pass_quiet(quiet, self._history, self._rules)
+        columns = None if quiet is None else judge_quiet(quiet, self._history, self._rules)
         if quiet is None or columns is None:
             return False
         if self._recording is not None:
@@ -393,8 +393,8 @@ class MixedPrecisionNanny:
 
     def _judge(self, step: StepRecord) -> None:
         found = judge_step(step, self._history, self._rules)
-        if self._greets:
-            self._say_hello(step)
+        if self._shows_models:
+            self._show_models(step)
         wrong = any(f.severity is Severity.ERROR for f in found)
         if self._recording is not None:
             self._recording.add_step(step, self._history.scalars, urgent=wrong)
@@ -407,7 +407,7 @@ class MixedPrecisionNanny:
                 self._examiner.plain_step(step.seconds)
             if looks_wrong(found):
                 self._examiner.plan.suspect()
-        fresh = [new for finding in found if (new := self._keep(finding)) is not None]
+        fresh = [new for finding in found if (new := self._add_finding(finding)) is not None]
         asks = wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES
         self._show(fresh, self._explanation() if asks else None)
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
@@ -431,7 +431,7 @@ class MixedPrecisionNanny:
         if one is None or warning is None or not one.early or one.cause in self._foretold:
             return
         self._foretold.add(one.cause)
-        self._say(one)
+        self._show_diagnosis(one)
         self._call_back(warning)
 
     def _are_facts_due(self, step: int) -> bool:
@@ -451,7 +451,7 @@ class MixedPrecisionNanny:
                 self._live.show(finding, hint=alone or is_of_loop(finding.code))
         if explained is not None:
             self._told = explained
-            self._say(explained)
+            self._show_diagnosis(explained)
 
     def _explain_if_seen_again(self) -> None:
         """What goes wrong without an error is said when two examined steps in a row point to the same place."""
@@ -466,7 +466,7 @@ class MixedPrecisionNanny:
         self._suspected = (best.cause, best.culprit)
         if self._suspected == before:
             self._told = best
-            self._say(best)
+            self._show_diagnosis(best)
             self._call_back(warning)
 
     def verdict(self, status: str = "running") -> Verdict:
@@ -483,7 +483,7 @@ class MixedPrecisionNanny:
         verdict = self.verdict("finished" if self._closed else "running")
         return cell(lines_text(diagnosis_block(verdict, verdict.diagnosis), 100, colour=True))
 
-    def _say(self, one: Diagnosis) -> None:
+    def _show_diagnosis(self, one: Diagnosis) -> None:
         if self._live is not None:
             whose = "" if self._rank is None else f"rank {self._rank}: "
             self._live.say(f"nanny: {whose}" + "\nnanny: ".join(diagnosis_lines(one, self._live.lang)))
@@ -498,7 +498,7 @@ class MixedPrecisionNanny:
         """The root causes of what was seen so far, best first; nothing on a healthy run."""
         return diagnoses_of(self.evidence())
 
-    def _keep(self, finding: Finding) -> Finding | None:
+    def _add_finding(self, finding: Finding) -> Finding | None:
         """Each code and site once, and again only if it got worse: else nothing, but the repeat is counted."""
         finding = finding if self._rank is None else replace(finding, rank=self._rank)
         key = (finding.code, finding.site)
@@ -546,21 +546,21 @@ class MixedPrecisionNanny:
             lambda _: self.begin_step(clock.step),
             None if find_models else [model for model, _ in self._recorder.models],
             self.add_model,
-            guard=lambda hook: functools.partial(self._hear, hook),
+            guard=lambda hook: functools.partial(self._run_hook, hook),
             over=functools.partial(self.end_step, goes_on=True),
             first=first,
         )
         clock.open()
-        self._greets = find_models and self._live is not None and not self._rank
+        self._shows_models = find_models and self._live is not None and not self._rank
 
-    def speak(self, lang: str) -> None:
+    def set_language(self, lang: str) -> None:
         """The language of the lines on stderr: en or zh."""
         if self._live is not None:
-            self._live.speak(lang)
+            self._live.set_language(lang)
 
-    def _say_hello(self, step: StepRecord) -> None:
+    def _show_models(self, step: StepRecord) -> None:
         """What was found in a program that did not say what to watch."""
-        self._greets = False
+        self._shows_models = False
         assert self._live is not None
         models = [model for model, _ in self._recorder.models]
         names = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
@@ -570,7 +570,7 @@ class MixedPrecisionNanny:
         kept = "" if self._recording is None else f", recording to {self._folder}, live: nanny ui --db {self._folder}"
         self._live.say(f"nanny: watching {names}, {size(sum(parameters.values()))} parameters, {precision}{scale}{kept}")
 
-    def _hear(self, hook: Callable[..., None], *about: Any) -> None:
+    def _run_hook(self, hook: Callable[..., None], *about: Any) -> None:
         if not self._recorder.is_busy:
             self._recorder.run(hook, *about, apart=False)
 
@@ -619,7 +619,7 @@ class MixedPrecisionNanny:
             self._attempt(self._recording.set_facts, self._history.facts)
             self._attempt(self._recording.close, status, **self._attempt(self._totals, cost) or {})
         if self._live is not None and self._steps and not self._rank:
-            self._attempt(self._say_goodbye, cost, status)
+            self._attempt(self._show_end, cost, status)
         self._attempt(self._recorder.forget)
 
     @property
@@ -643,7 +643,7 @@ class MixedPrecisionNanny:
             "repeats": [[c, s, n, self._last_seen.get((c, s))] for (c, s), n in self._counts.items() if n > 1],
         }
 
-    def _say_goodbye(self, cost: Mapping[str, Any], status: str) -> None:
+    def _show_end(self, cost: Mapping[str, Any], status: str) -> None:
         assert self._live is not None
         dropped = self._recording.dropped if self._recording is not None else 0
         where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
@@ -660,7 +660,7 @@ class MixedPrecisionNanny:
                 self._live.say(f"nanny: {told.cause} was told of {told.culprit}; what came later shows it in {best.culprit}:")
             elif told is not None:
                 self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
-            self._say(best)
+            self._show_diagnosis(best)
         elif best is not None and told is not None and best.step != told.step:
             self._live.say(f"nanny: {told.cause} was told at step {told.step}; step {best.step} shows it best")
         elif best is None and told is not None and not told.early:

@@ -11,7 +11,7 @@ from ..core.numbers import short
 from ..core.ops import DIVISORS, LOGARITHMS, ROOTS, SOFTMAXES, bare_op
 from .records import OpFault, TensorNote
 
-SAID = {
+IN_WORDS = {
     "mismatch": "differs from its reference",
     "nan": "makes NaN",
     "inf": "makes Inf out of finite numbers",
@@ -74,7 +74,7 @@ def finding_of(fault: OpFault) -> Finding:
     return Finding(
         code=code,
         severity=Severity.ERROR if fault.kind == "mismatch" else Severity.WARNING,
-        message=f"{fault.bare_op} {SAID[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
+        message=f"{fault.bare_op} {IN_WORDS[fault.kind]} ({fault.place.phase}){numbers}" + (f"; {why}" if why else ""),
         hint=f"nanny replay {fault.dump}" if fault.dump else reason.fix,
         site=fault.culprit,
         step=fault.step,

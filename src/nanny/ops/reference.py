@@ -18,7 +18,7 @@ from ..core.finding import NannyError
 from ..core.ops import ADD_UP, FACTORS, MATMULS, MOVES
 from ..watch.op_facts import KERNEL_ERRORS, bare_name, written_by
 from ..watch.tensors import WIDER, is_low, map_leaves, outside_program, tensors_besides, tensors_in
-from ..watch.unheard import run_unheard
+from ..watch.without_warnings import run_without_warnings
 
 aten = torch.ops.aten
 REFERENCES = ("wide", "cpu_same_dtype")
@@ -152,7 +152,7 @@ def run_wide(call: Call, to: Mapping[torch.dtype, torch.dtype], change: Callable
         wide_args, wide_kwargs = map_leaves((args, kwargs), wide_value)
         if call.func in _HALF_TO_FLOAT:
             wide_args = (*wide_args[:2], False)
-        out = run_unheard(call.func, wide_args, wide_kwargs)
+        out = run_without_warnings(call.func, wide_args, wide_kwargs)
     written = [copies[id(tensor)] for tensor in call.kept]
     return [*written, *tensors_besides(tensors_in(out), written)]
 

@@ -9,7 +9,7 @@ from ..core.examination import Place
 from ..core.numbers import amount, deviation, short
 from ..show.term import DEFAULT_WIDTH, wrap
 from ..show.translation import translate
-from .judge import SAID, reason_of
+from .judge import IN_WORDS, reason_of
 from .records import Element, Gap, OpFault, OpTally, Replay, TensorNote
 
 RULE = "=" * 28
@@ -30,7 +30,7 @@ def step_header(step: int) -> str:
 def fault_lines(fault: OpFault, lang: str = "en") -> list[str]:
     """The whole block of one fault."""
     wrong = fault.kind == "mismatch"
-    mark, said = ("[ERROR]", "fails to pass CompareWithCPU test") if wrong else ("[WARNING]", SAID[fault.kind])
+    mark, said = ("[ERROR]", "fails to pass CompareWithCPU test") if wrong else ("[WARNING]", IN_WORDS[fault.kind])
     head = f"{mark} {op_line(fault.op, fault.place, fault.classes, said, lang)}"
     lines = _mismatch(fault) if wrong else _nonfinite(fault)
     return [RULE, head, *(translate(line, lang) for line in _place_lines(fault)), *_in_language(lines, lang), RULE]

@@ -33,7 +33,7 @@ from ..watch.ranks import has_group
 from ..watch.tensors import is_recorded, short_dtype
 from .compare import OpComparison
 from .gap import Tolerance
-from .judge import SAID, finding_of
+from .judge import IN_WORDS, finding_of
 from .records import OpFault, OpTally, TensorNote
 from .reference import Call, call_before, check_reference, results_of
 from .selection import Selection, op_patterns
@@ -160,7 +160,7 @@ class _Watch:
         if self._to_file or self._dump:
             self._make_folder()
         tracked = [(t.model, "") for t in _trackers]
-        self._places = Places(tracked or None, on_trouble=None if self._strict else self._trouble).open()
+        self._places = Places(tracked or None, on_trouble=None if self._strict else self._switch_off).open()
         self._consumer = self._make_consumer(self._places)
         self._consumer.active = self._in_window()
         join(self._consumer)
@@ -245,16 +245,16 @@ class _Watch:
         with suppress(Exception):  # a disk that is full, or a stream that the program has closed
             say(text, self._stream)
 
-    def _hear(self, op: str, spot: Spot, said: str) -> None:
-        self._head()
+    def _log_op(self, op: str, spot: Spot, said: str) -> None:
+        self._log_step_header()
         self._say(op_line(op, spot.place, spot.classes, said))
 
-    def _head(self) -> None:
+    def _log_step_header(self) -> None:
         if self._header != self.step_cnt:
             self._header = self.step_cnt
             self._say(step_header(self.step_cnt))
 
-    def _tell(self, call: Call | None, out: Any, fault: OpFault) -> None:
+    def _add_fault(self, call: Call | None, out: Any, fault: OpFault) -> None:
         fault = replace(fault, step=self.step_cnt, rank=self.rank)
         if self._dump and call is not None and self._dumps < MOST_DUMPS:
             path = save_call(self._folder, call, results_of(call, out), fault)
@@ -270,26 +270,26 @@ class _Watch:
             self.findings.append(finding_of(fault))
         if len(self.faults) < _MOST_LINES:
             self.faults.append(fault)
-        self._write(fault, self._seen[key])
+        self._log_fault(fault, self._seen[key])
         if self._stop:
             raise Stopped(
-                f"{fault.op} at {fault.culprit} {SAID[fault.kind]}; stopped because the data of the first fault was asked for"
+                f"{fault.op} at {fault.culprit} {IN_WORDS[fault.kind]}; stopped because the data of the first fault was asked for"
                 + (f". Run it again with: nanny replay {fault.dump}" if fault.dump else "")
             )
 
-    def _write(self, fault: OpFault, times: int) -> None:
+    def _log_fault(self, fault: OpFault, times: int) -> None:
         self._lines += 1
         if self._lines > _MOST_LINES:
             return
-        self._head()
+        self._log_step_header()
         if times == 1 and len(self._seen) <= _MOST_BLOCKS:
             self._say("\n".join(fault_lines(fault, self.lang)))
         else:
             mark = "[ERROR]" if fault.kind == "mismatch" else "[WARNING]"
-            said = f"{SAID[fault.kind]}, seen {times} times now"
+            said = f"{IN_WORDS[fault.kind]}, seen {times} times now"
             self._say(f"{mark} {op_line(fault.op, fault.place, fault.classes, said, self.lang)}")
 
-    def _trouble(self, error: BaseException) -> None:
+    def _switch_off(self, error: BaseException) -> None:
         if self._failed:
             return
         self._failed = True
@@ -344,9 +344,9 @@ class CompareWithCPU(_Watch):
             self._selection,
             self._tolerance,
             self._reference,
-            on_fault=self._tell,
-            on_op=self._hear if self._verbose else None,
-            on_trouble=None if self._strict else self._trouble,
+            on_fault=self._add_fault,
+            on_op=self._log_op if self._verbose else None,
+            on_trouble=None if self._strict else self._switch_off,
         )
 
 
@@ -388,8 +388,8 @@ class NanInfTracker(_Watch):
         return NonfiniteOrigins(
             places,
             on_origin=self._add_origin,
-            on_op=(lambda op, spot: self._hear(long_name(op.func), spot, "runs")) if self._verbose else None,
-            on_trouble=None if self._strict else self._trouble,
+            on_op=(lambda op, spot: self._log_op(long_name(op.func), spot, "runs")) if self._verbose else None,
+            on_trouble=None if self._strict else self._switch_off,
             keep=(lambda op: call_before(op.func, op.args, op.kwargs)) if self._dump else None,
         )
 
@@ -404,7 +404,7 @@ class NanInfTracker(_Watch):
         if wanted and self._selection.wants_site(origin.spot.place.site):
             self._found_count += 1
             call, out = origin.kept or (None, None)
-            self._tell(call, out, fault_of(origin))
+            self._add_fault(call, out, fault_of(origin))
 
     def _finish(self) -> None:
         if self._consumer is not None and self._consumer.active:

@@ -24,7 +24,7 @@ def cards(summary: Summary, wall: Wall) -> dict[str, str]:
     return {lang: _draw(summary, wall, lang) for lang in LANGUAGES}
 
 
-def outlooks(wall: Wall) -> dict[str, list[tuple[str, str]]]:
+def outlook_texts(wall: Wall) -> dict[str, list[tuple[str, str]]]:
     """By language, what the picture foretells in words: the clearance of a healthy run, or when it would end."""
     return {lang: list(outlook(wall, words_of("wall", lang))) for lang in LANGUAGES}
 

@@ -48,7 +48,7 @@ CHECKSUMS = {**MOMENT, "parameter": _TEXT, "sum": _WHOLE}
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenDataset:
     """The ranks of a dataset that matter, as files on this disk, and what the others have found."""
 
     stores: Mapping[int, tuple[Path, int]]  # rank -> file, number of the run in it
@@ -64,7 +64,7 @@ def is_dataset(path: str | None) -> TypeGuard[str]:
     return "://" in path or any(folder.is_dir() for folder in Path(path).glob("run=*"))
 
 
-def part(number: int, rank: int | str, kind: str, file: str = "part.parquet") -> str:
+def part_path(number: int, rank: int | str, kind: str, file: str = "part.parquet") -> str:
     return f"run={number}/rank={rank}/kind={kind}/{file}"
 
 
@@ -126,7 +126,7 @@ class Tables:
 
     def ask(self, select: str, kind: str, rest: str = "", *values: object) -> list[tuple[Any, ...]]:
         """`SELECT select FROM all ranks' tables of this kind rest`; nothing if no rank has one."""
-        files = f"{self._root}/{part(self._number, '*', kind)}"
+        files = f"{self._root}/{part_path(self._number, '*', kind)}"
         try:
             query = f"SELECT {select} FROM read_parquet(?, hive_partitioning = true) {rest}"
             return list(self._db.execute(query, [files, *values]).fetchall())
@@ -158,10 +158,10 @@ def write_rank(
     ]
     own += [(name, {column: column_type(column) for column in columns}, rows) for name, columns, rows in tables]
     for kind, columns, rows in own:
-        name = part(number, rank, kind)
+        name = part_path(number, rank, kind)
         count = _write_table(place, name, columns, rows)
         written += [(name, count)] if count else []
-    name = part(number, rank, "store", "metrics.db")
+    name = part_path(number, rank, "store", "metrics.db")
     with tempfile.TemporaryDirectory() as folder, place.writing(name) as file:
         copy = Path(folder) / "metrics.db"
         copy_store(source.path, copy)
@@ -207,7 +207,7 @@ def sums_of_moments(rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]
 
 
 @contextlib.contextmanager
-def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iterator[tuple[Opened, int]]:
+def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iterator[tuple[OpenDataset, int]]:
     """The ranks that matter: the lowest, the one that was first in trouble, and those that differ from the others."""
     place = RemoteFolder(url)
     known = place.numbers()
@@ -222,18 +222,18 @@ def open_dataset(url: str, number: int | None, only_first: bool = False) -> Iter
         wanted = {min(ranks, default=0)}
         if not only_first:
             first = first_culprit(sort_by_step(found))
-            wanted |= {*_apart(tables), *([] if first is None or first.rank is None else [first.rank])}
+            wanted |= {*_ranks_that_differ(tables), *([] if first is None or first.rank is None else [first.rank])}
         stores = {}
         for rank, number_there in sorted(tables.ask("rank, id", "run", f"WHERE rank IN ({', '.join(map(str, wanted))})")):
             target = Path(folder) / str(rank) / store_name(rank)
-            place.fetch(part(number, rank, "store", "metrics.db"), target)
+            place.fetch(part_path(number, rank, "store", "metrics.db"), target)
             stores[rank] = (target, number_there)
         if not stores:
             raise NannyError(f"{url} has no ranks of run {number}; export it again")
         others = tuple(finding for finding in found if finding.rank not in stores)
         loss = tables.ask("step, avg(value)", "scalars", "WHERE name = 'loss' GROUP BY step ORDER BY step") if only_first else []
         average = (np.array([step for step, _ in loss]), np.array([value for _, value in loss], float)) if loss else None
-        yield Opened(stores, others, len(ranks), average), number
+        yield OpenDataset(stores, others, len(ranks), average), number
 
 
 def all_findings(tables: Tables) -> list[Finding]:
@@ -248,7 +248,7 @@ def all_findings(tables: Tables) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _apart(tables: Tables) -> list[int]:
+def _ranks_that_differ(tables: Tables) -> list[int]:
     """Ranks whose checksum is not that of most replicas, at the first step where there are such, and two that have it."""
     if not tables.ask("step", "moments", f"GROUP BY {', '.join(MOMENT)} HAVING min(sum) <> max(sum) LIMIT 1"):
         return []

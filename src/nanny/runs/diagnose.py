@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     elif options.format == "markdown":
         write_result(render_markdown(verdict, cause, title, _proof(summary), language), options.output)
     else:
-        lines = [Line(title, whole=True), Line(""), *told_lines(summary, language)]
+        lines = [Line(title, whole=True), Line(""), *diagnosis_lines_of(summary, language)]
         left_out = translate("   remedies that were tried on the step are left out: --no-try", language)
         lines += [Line(left_out)] if options.no_try else []
         colour = wants_colour(sys.stdout) and not options.output
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     return int(verdict.healthy is False)
 
 
-def told_lines(summary: Summary, language: str) -> list[Line]:
+def diagnosis_lines_of(summary: Summary, language: str) -> list[Line]:
     """The diagnosis as `nanny diagnose` and the end of `nanny run` show it."""
     verdict, prove, why_not = summary.verdict, _proof(summary), _why_not_again(summary)
     cause = None if verdict.diagnosis is None else verdict.diagnosis.in_language(language)

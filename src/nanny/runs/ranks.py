@@ -40,7 +40,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Apart:
+class RankDifferences:
     """What the ranks of a job say about the parameters that they share."""
 
     parameters: int = 0  # that were compared last
@@ -48,10 +48,10 @@ class Apart:
     findings: tuple[Finding, ...] = ()
 
 
-def compare_ranks(sources: Sequence[Source]) -> Apart:
+def compare_ranks(sources: Sequence[Source]) -> RankDifferences:
     """Of a job, of which `open_job` gives the processes."""
     if len(sources) < 2:
-        return Apart()
+        return RankDifferences()
     groups = {s.run.rank: [frozenset(ranks) for ranks in s.run.meta.get("replicas") or ()] for s in sources}
     by_rank = {source.run.rank: source for source in sources}
     named = dict.fromkeys(group for known in groups.values() for group in known)
@@ -78,10 +78,10 @@ def compare_ranks(sources: Sequence[Source]) -> Apart:
                 elif is_known or trained_alike.knows(kind, name):
                     bad.setdefault(name, values)
         if bad:
-            return Apart(compared, step, (_finding(step, kind, bad, compared, last), *same))
+            return RankDifferences(compared, step, (_finding(step, kind, bad, compared, last), *same))
         if compared:
             parameters, last = compared, step
-    return Apart(parameters, last, same)
+    return RankDifferences(parameters, last, same)
 
 
 def _same_batches(groups: Sequence[Mapping[int, Source]]) -> Iterator[Finding]:

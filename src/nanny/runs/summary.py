@@ -15,7 +15,7 @@ from ..diagnose.records import Diagnosis
 from ..diagnose.verdict import Verdict, first_broken_step, first_culprit, severity_counts
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step, under_verdict
-from .ranks import Apart, compare_ranks, whole_norms
+from .ranks import RankDifferences, compare_ranks, whole_norms
 from .source import Source
 
 Curves = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -59,7 +59,7 @@ class Summary:
     verdict: Verdict
     codes: list[CodeCount]  # worst and earliest first
     notes: list[str]
-    apart: Apart = field(default_factory=Apart)
+    apart: RankDifferences = field(default_factory=RankDifferences)
     elsewhere: tuple[Finding, ...] = ()  # of ranks that are on record and not among these
     on_record: int = 1  # ranks
 

@@ -106,7 +106,7 @@ def wall_of(summary: Summary, matrices: Mapping[str, KindMatrices] | None = None
         steps=steps,
         impact=impact,
         op="" if bad is None else bad.op,
-        expected=_beyond(bad),
+        expected=_size_in_fp32(bad),
         ran={} if bad is None else bad.exponents.get("ran", {}),
         fp32={} if bad is None else bad.exponents.get("fp32", {}),
         forecast=diagnosis.expected_step if diagnosis is not None else clearance.forecast if clearance is not None else None,
@@ -185,7 +185,7 @@ def _bad_operation(source: Source, diagnosis: Diagnosis | None) -> FirstBad | Ha
     return next((one for one in silent if (one.cause, one.culprit) == (diagnosis.cause, diagnosis.culprit)), None)
 
 
-def _beyond(bad: FirstBad | Hazard | None) -> float | None:
+def _size_in_fp32(bad: FirstBad | Hazard | None) -> float | None:
     """What FP32 has where the format ends."""
     if isinstance(bad, Hazard):
         return bad.value if bad.kind == "overflow" else None

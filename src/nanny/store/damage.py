@@ -75,7 +75,7 @@ def damage_sentence(path: Path, parts: Collection[str]) -> str:
     return f"{path} is damaged: some of its {words_of(parts)} were lost or changed after they were written"
 
 
-def missed_parts(db: sqlite3.Connection, run: int) -> set[str]:
+def incomplete_tables(db: sqlite3.Connection, run: int) -> set[str]:
     """Tables that do not hold the rows of a run that were written to them; run 0 is the list of runs."""
     told = tallies(db, run)
     out = {part for part, _ in told if part not in (PARTS if run else ["run"])}
@@ -132,7 +132,7 @@ def lost_rows(db: sqlite3.Connection, run: int) -> dict[str, tuple[int, int]]:
     written = dict.fromkeys(PARTS, 0) | {"run": 1}
     missed = set()
     with contextlib.suppress(*UNREADABLE):
-        missed = missed_parts(db, run)
+        missed = incomplete_tables(db, run)
         for (part, _), (rows, _) in tallies(db, run).items():
             written[part] = written.get(part, 0) + rows
     for part, count in written.items():

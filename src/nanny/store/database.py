@@ -18,7 +18,7 @@ from typing import Any
 
 from ..core.step import RunInfo, Sample, Site
 from . import schema
-from .damage import PARTS, Tally, damage_sentence, missed_parts, wal_is_damaged, write_tally
+from .damage import PARTS, Tally, damage_sentence, incomplete_tables, wal_is_damaged, write_tally
 from .encode import clean_text, from_json, to_json
 from .files import network_file_system, store_name
 from .lock import HeldLock, LockUnsupported, holder, lock_path, try_lock
@@ -105,7 +105,7 @@ class WritingStore:
         wal = self.path.with_name(self.path.name + "-wal")
         self.files = {path: os.stat(path) for path in (self.path, wal) if path.exists()}
 
-    def lost_because(self) -> str:
+    def why_lost(self) -> str:
         """Why what is written would be lost: SQLite goes on with a file that nobody can open any more. Empty if it is not."""
         for path, left in self.files.items():
             try:
@@ -352,7 +352,7 @@ def _connect(path: Path, network: str, *, locks: bool = True) -> tuple[sqlite3.C
             refusal = schema.refusal(db, path)
             if refusal and not refusal.is_empty:
                 return db, refusal.reason
-            if not refusal and (wal_lost or missed_parts(db, 0)):
+            if not refusal and (wal_lost or incomplete_tables(db, 0)):
                 return db, damage_sentence(path, {"wal" if wal_lost else "run"})
             with contextlib.suppress(sqlite3.OperationalError):  # a busy reader may forbid the change; any mode is safe
                 db.execute(f"PRAGMA journal_mode = {'WAL' if locks and not network else 'TRUNCATE'}")

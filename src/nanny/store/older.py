@@ -19,7 +19,7 @@ from .packing import histogram_crc, row_crc, sample_crc, scalar_crcs, with_crcs
 Row = tuple[Any, ...]
 
 
-def as_of_now(old: sqlite3.Connection, path: Path) -> StoreConnection:
+def upgraded(old: sqlite3.Connection, path: Path) -> StoreConnection:
     """`old` is closed."""
     db = sqlite3.connect(":memory:", isolation_level=None, factory=StoreConnection)
     db.damaged = set()

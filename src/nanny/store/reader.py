@@ -32,8 +32,8 @@ from .damage import (
     Damage,
     StoreConnection,
     damage_sentence,
+    incomplete_tables,
     is_cut_short,
-    missed_parts,
     note_damage,
     tallies,
     wal_is_damaged,
@@ -156,7 +156,7 @@ def _open_checked(path: Path, parameters: str) -> StoreConnection:
     try:
         refusal = schema.refusal(db, path)
         if refusal and refusal.is_of_before:
-            return older.as_of_now(db, path)
+            return older.upgraded(db, path)
         if refusal:
             raise NannyError(f"{refusal.reason}; {refusal.remedy}")
     except BaseException:
@@ -186,7 +186,7 @@ def runs(db: sqlite3.Connection) -> list[RunRow]:
     """In the order in which they were started. One that died without a word is `interrupted`."""
     dead = _writer_is_dead(db)
     with one_moment(db):
-        if missed_parts(db, 0):
+        if incomplete_tables(db, 0):
             note_damage(db, "run")
         rows = _whole(db, "run", "ORDER BY id", ())
     out = []
@@ -211,7 +211,7 @@ def pick_run(db: sqlite3.Connection, number: int | None) -> RunRow:
     for run in [found[-1]] if number is None else found:
         if number in (None, run.id):
             with one_moment(db):
-                for part in missed_parts(db, run.id):
+                for part in incomplete_tables(db, run.id):
                     note_damage(db, part)
             return run
     raise NannyError(f"there is no run {number}; `nanny runs` lists them: {_join_numbers([run.id for run in found])}")

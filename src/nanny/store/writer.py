@@ -272,7 +272,7 @@ class RunWriter:
                 closing = self._status is not None
                 bulk_wanted = closing or time.monotonic() >= due or self._is_bulk_wanted()
             try:
-                lost = lost or store.lost_because()
+                lost = lost or store.why_lost()
                 if lost:
                     store, lost = self._begin_anew(store, folder, info, lost), ""
                 self._write_urgent(store)

@@ -160,13 +160,13 @@ class ModelCall:
             settings.enter_context(torch.set_grad_enabled(self._grad))
             for device, dtype, enabled in self._autocast:
                 settings.enter_context(torch.autocast(device, dtype, enabled, cache_enabled=False))
-            return self._again(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
+            return self._callee(*(self.args if args is None else args), **(self.kwargs if kwargs is None else kwargs))
 
     @property
-    def _again(self) -> Callable[..., Any]:
+    def _callee(self) -> Callable[..., Any]:
         return self.module
 
-    def over(self, out: Any) -> None:
+    def note_results(self, out: Any) -> None:
         """What it gave is known, and the gradients that it will get are caught when backward comes by, if anybody wants them."""
         self.is_over = True
         found = tensors_in(out)
@@ -196,7 +196,7 @@ class ModelCall:
         ]
         return [t if t is not None and t._version == version and not answers_itself(t) else None for t, version in kept]
 
-    def gave(self, again: Any) -> bool | None:
+    def gave_same_bits(self, again: Any) -> bool | None:
         """Did it give the same bits? None: nobody has kept the first result."""
         pairs = [(b, a) for b, a in zip(self.results(), tensors_in(again)) if b is not None]
         return all(same_bits(b, a) for b, a in pairs) if pairs else None
@@ -208,7 +208,7 @@ class LineCall(ModelCall):
     __slots__ = ()
 
     @property
-    def _again(self) -> Callable[..., Any]:
+    def _callee(self) -> Callable[..., Any]:
         return self.module.forward
 
 
@@ -370,7 +370,7 @@ def _wrap(kind: Any) -> None:
 def _is_over(made: ModelCall, out: Any) -> None:
     try:
         with torch._C.DisableTorchFunction():
-            made.over(out)
+            made.note_results(out)
     except Exception:  # noqa: BLE001 - the program's call comes first
         return
 

@@ -31,7 +31,7 @@ from sys import _getframe
 from threading import get_ident
 from typing import Any
 
-from .reached import is_of_library
+from .python_state import is_of_library
 
 # modules of Python, most of them in C, whose functions compute, look, or change what they are given
 _COMPUTE = {
@@ -67,7 +67,7 @@ _OBJECTS = (
     *(type(threading.Lock()), type(threading.RLock()), types.MappingProxyType, types.SimpleNamespace),
 )
 # ours, from which the program's code is called
-_LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects", "nanny.watch.reached")
+_LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects", "nanny.watch.python_state")
 _WRITTEN_IN_PYTHON = {
     logging.Logger.handle.__code__: "its code writes to a log",
     weakref.finalize.__init__.__code__: "its code waits for the end of things",

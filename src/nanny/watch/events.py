@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizer_module
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from .aside import skip_frames
+from .compiler import skip_frames
 from .optimizers import CompiledUpdates
 from .tensors import in_backward
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import unserializable_hook
 
-from .aside import ModuleHooks
+from .compiler import ModuleHooks
 
 
 def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:

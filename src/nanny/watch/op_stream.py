@@ -13,7 +13,7 @@ themselves (FakeTensor) it does not look.
 It is not to be noticed. It lies below every mode of the program, and those may come and go while it is on. What is computed by
 those who look reaches no mode, subclass or autocast of the program. The program's own operation runs in the dispatch state that
 it would have had alone. Where somebody records operations it does not look, and where torch would compute something else because
-a mode is on, it is off (aside.py): those who look are told that they were `interrupted`.
+a mode is on, it is off (compiler.py): those who look are told that they were `interrupted`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from ..core.finding import NannyError
 from ..core.ops import CALL_OTHERS
-from . import aside
+from . import compiler
 from .float_traps import Untrapped, traps_are_set
 from .op_facts import other_gradient, written_by
 from .storages import key_of
@@ -130,7 +130,7 @@ class _OpStream(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return not aside.can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
+        return not compiler.can_skip_frames  # True, torch's default, imports the compiler (seconds) at the first operation
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -225,7 +225,7 @@ class _OpStream(TorchDispatchMode):
     def is_on(self) -> bool:
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
-    # aside.Part
+    # compiler.Part
 
     def go_aside(self, why: str) -> None:
         if why and not self._is_aside and get_ident() == self._thread and self.is_on():
@@ -264,7 +264,7 @@ def _has_parts(kind: type) -> bool:
     return issubclass(kind, tuple(one for one in known if one is not None))
 
 
-aside.skip_frames(_OpStream.__torch_dispatch__.__code__, and_what_it_calls=True)
+compiler.skip_frames(_OpStream.__torch_dispatch__.__code__, and_what_it_calls=True)
 
 _of_thread = threading.local()
 _joined: dict[int, _OpStream] = {}  # by the identity of the consumer
@@ -281,7 +281,7 @@ def join(consumer: Consumer) -> None:
         _joined[id(consumer)] = stream  # from here on `leave` undoes it
         stream.push()
     _joined[id(consumer)] = stream
-    aside.join(stream)
+    compiler.register(stream)
     stream.consumers = (*stream.consumers, consumer)
 
 
@@ -302,7 +302,7 @@ def leave(consumer: Consumer) -> None:
     streams: list[_OpStream] = getattr(_of_thread, "streams", [])
     if stream in _joined.values():
         return
-    aside.leave(stream)
+    compiler.unregister(stream)
     if stream in streams:
         streams.remove(stream)
         stream.pop()  # unless it was opened where torch puts the modes back by itself (inference mode, backward)
@@ -358,7 +358,7 @@ def has_other_modes() -> bool:
 
 def may_change_modes() -> bool:
     """Inference mode and backward put the dispatcher back as they found it, a compiled function as it was without us."""
-    return not (torch.is_inference_mode_enabled() or in_backward() or aside.is_inside())
+    return not (torch.is_inference_mode_enabled() or in_backward() or compiler.is_inside())
 
 
 def guard(consumer: Consumer, work: Callable[..., Any], *given: Any) -> Any:

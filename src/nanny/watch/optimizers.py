@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import aside
+from . import compiler
 from .tensors import gradient_of
 
 _MOST_CALLS = 64  # of a function that moves nothing, until it is left alone
@@ -50,10 +50,10 @@ class CompiledUpdates:
         self._thread = 0
 
     def open(self) -> None:
-        aside.watch_calls(self)
+        compiler.watch_calls(self)
 
     def close(self) -> None:
-        aside.leave_calls(self)
+        compiler.leave_calls(self)
         self._functions.clear()
         self._running, self._told, self._versions = None, [], []
 

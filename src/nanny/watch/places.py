@@ -36,7 +36,7 @@ from ..core.examination import Place
 from ..core.finding import warn
 from ..core.numbers import plain_name
 from . import events
-from .aside import ModuleHooks
+from .compiler import ModuleHooks
 from .names import parts_of, unwrap
 from .op_stream import is_programs_own, leave_program, return_to_program
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .names import held_by
 from .op_stream import Op
-from .reached import Reached
+from .python_state import Reached
 from .storages import whole_storage
 from .tensors import gradient_of, has_storage, tensors_in
 

@@ -27,7 +27,7 @@ from .op_facts import KERNEL_ERRORS, is_bytes, is_out_of_memory, is_pure, worksp
 from .op_stream import Op, join, leave
 from .storages import Buffers, StorageMap, key_of, whole_storage
 from .tensors import LOW, WIDER, has_storage, in_backward, map_leaves, outside_program, tensors_in, widen
-from .unheard import run_unheard
+from .without_warnings import run_without_warnings
 
 aten = torch.ops.aten
 _SEEDED = torch.Tag.nondeterministic_seeded
@@ -271,7 +271,7 @@ class Twins:
         args, kwargs = map_leaves((op.args, op.kwargs), self._twin_argument)
         if op.func in _SOFTMAX:
             args = (*args[:2], False)
-        return run_unheard(op.func, args, kwargs)
+        return run_without_warnings(op.func, args, kwargs)
 
     def _enter(self, real: Tensor, twin: Tensor) -> None:
         """Values that cannot differ need no twin: integers and booleans get one only where the wide run decided otherwise."""
@@ -343,7 +343,7 @@ class Twins:
             return
         args, kwargs = inputs
         try:
-            made = tensors_in(run_unheard(op.func, args, kwargs))
+            made = tensors_in(run_without_warnings(op.func, args, kwargs))
         except KERNEL_ERRORS as error:
             if is_out_of_memory(error):
                 raise

@@ -31,7 +31,7 @@ from ..diagnose.text import BLAME, render_markdown
 from ..diagnose.trials import trial_in_words
 from ..diagnose.verdict import Verdict, certainty
 from ..runs.alerts import findings_of, job_verdict, repeats
-from ..runs.card import cards, outlooks
+from ..runs.card import cards, outlook_texts
 from ..runs.compare import compare_runs, ratio_matrix
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.matrices import KindMatrices, error_matrix, matrices_of
@@ -118,7 +118,7 @@ def page_data(path: str | Path | None, run: int | None = None, compare: str | No
             figures=page_figures(curves, comparison["curves"] if comparison else ()),
             formats=format_borders(),
             card=cards(summary, wall),
-            outlook=outlooks(wall),
+            outlook=outlook_texts(wall),
             focus=_focus(summary, wall),
             next=next_commands(summary, on_page=True),
             notes=summary.notes,

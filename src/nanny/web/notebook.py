@@ -18,7 +18,7 @@ from typing import Any
 from ..core.finding import NannyError
 from ..core.threads import start_thread
 from ..runs.card import card_svg
-from ..runs.diagnose import told_lines
+from ..runs.diagnose import diagnosis_lines_of
 from ..runs.opening import open_job
 from ..runs.summary import summarize
 from ..show.notebook import cell
@@ -67,7 +67,7 @@ class LiveCell:
                 if sources[0].run.started < self._not_before:
                     return None
                 summary = summarize(sources, notes)
-                words = lines_text(told_lines(summary, self._lang), WIDTH, colour=True)
+                words = lines_text(diagnosis_lines_of(summary, self._lang), WIDTH, colour=True)
                 return cell(words, card_svg(summary, self._lang)), sources[0].run.status != "running"
         except NannyError:  # nothing is written yet
             return None

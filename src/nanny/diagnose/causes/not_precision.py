@@ -56,7 +56,7 @@ def _update_told(ratio: float) -> str:
 
 def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
     """No runaway, since norms or clipping hold it; but the first updates replaced the weights, and nothing is learned."""
-    thrown, (_, rates) = signs.thrown, signs.evidence.curve("lr")
+    thrown, (_, rates) = signs.weights_overwritten, signs.evidence.curve("lr")
     if thrown is None or signs.below_its_start or signs.harmed or not len(rates):
         return
     before, after, ratio = thrown
@@ -307,7 +307,7 @@ def _forward_name(signs: Signs, at: FirstBad) -> str:
 @cause("vanishing_architecture", family="not_precision", precision=False)
 def vanishing_architecture(signs: Signs) -> Iterator[Diagnosis]:
     """Gradients fade layer by layer on the way back, in FP32 too."""
-    fade = signs.fade
+    fade = signs.gradient_fade
     if fade is None:
         yield from _biases_alone(signs)
         yield from _fades_in_time(signs)

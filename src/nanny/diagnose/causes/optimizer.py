@@ -108,7 +108,7 @@ def optimizer_v_lag(signs: Signs) -> Iterator[Diagnosis]:
             continue
         usual, thrown = median(before[-8:]), median(after)
         rises = float(after.max()) > 1.5 * float(after[0])  # by the updates; a new task is only learnt away
-        if thrown > signs.limits.runaway_loss * abs(began) and not signs.carried_away(one.step):
+        if thrown > signs.limits.runaway_loss * abs(began) and not signs.weights_ran_away(one.step):
             continue  # the loss is made of other things than before: the weights are where they were
         shown = float(before[len(before) // 4 :].max())  # a loss with heavy tails has been there before
         if rises and usual > 0 and thrown > max(signs.limits.loss_ratio * usual, 0.5 * began, shown):

@@ -33,7 +33,7 @@ def constant_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     what = f"eps {short(constant)}" if constant else "the constant that is added here"
     return hazard_of(
         suspect,
-        f"{what} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing; {_then(suspect)}",
+        f"{what} is 0 in {form.name} (at or below {short(form.flush_at)}): it protects nothing; {_victims(suspect)}",
         value=constant,
         limit=form.flush_at,
         site="optimizer.eps" if suspect.place.phase == "optimizer" else None,
@@ -56,7 +56,7 @@ def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None
     meets = next((n for n in suspect.next if n in _TAKE_LOG), suspect.op)
     return hazard_of(
         suspect,
-        f"probabilities are exactly 0 or 1 in {form.name}, and {_then(suspect) if rounded else f'{meets} meets them'}",
+        f"probabilities are exactly 0 or 1 in {form.name}, and {_victims(suspect) if rounded else f'{meets} meets them'}",
         op=suspect.forward or None,
     )
 
@@ -71,12 +71,12 @@ def zero_divisor(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     made_by = "product" if suspect.op in PRODUCTS else "difference" if suspect.op in DIFFERENCES else ""
     form = step.format_of(suspect)
     largest = suspect.numbers.get("flushed_absmax", 0.0)
-    follows = f"an update that divides by them is {short(times)} times as long as in FP32" if too_long else _then(suspect)
+    follows = f"an update that divides by them is {short(times)} times as long as in FP32" if too_long else _victims(suspect)
     said = f"{suspect.op_name} gives exact zeros in {form.name} where FP32 has up to {short(largest)}, and {follows}"
     if suspect.numbers.get("flushed"):
         name = next((f"`{o.name}`" for o in suspect.operands if o.name), "a tensor")
         smallest = short(suspect.numbers["smallest"])
-        said = f"{name} lost numbers to 0 when it was stored in {form.name} (it goes down to {smallest}), and {_then(suspect)}"
+        said = f"{name} lost numbers to 0 when it was stored in {form.name} (it goes down to {smallest}), and {_victims(suspect)}"
     return hazard_of(
         suspect,
         said,
@@ -120,12 +120,16 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
         "from_data" if loaded or of_data else "",
         "infinite_data" if loaded else "",
         "only_gradients" if only_gradients else "",
-        "" if suspect.nan and not meant and suspect.op not in PARTIAL else "range" if _beyond(suspect) else "partial",
+        ""
+        if suspect.nan and not meant and suspect.op not in PARTIAL
+        else "range"
+        if _exceeds_every_format(suspect)
+        else "partial",
         site="data:target" if of_data else "data:input" if loaded else None,
     )
 
 
-def _beyond(suspect: Suspect) -> bool:
+def _exceeds_every_format(suspect: Suspect) -> bool:
     """Numbers for which the operation is defined, and whose result no format holds: 1e30 squared, 1 over 1e-40."""
     if suspect.nan or any(o.nonfinite for o in suspect.operands):
         return False
@@ -154,6 +158,6 @@ def _broke(suspect: Suspect, step: ExaminedStep) -> bool:
     return suspect.destroyed or (bool(suspect.then) and step.harmful(suspect))
 
 
-def _then(suspect: Suspect) -> str:
+def _victims(suspect: Suspect) -> str:
     ops = list(dict.fromkeys(suspect.then[:8]))
     return f"{', '.join(ops[:3]) or 'what follows'} breaks on it"

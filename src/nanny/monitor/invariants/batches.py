@@ -15,7 +15,7 @@ from ...watch.op_stream import Op
 from ...watch.storages import StorageMap
 from ...watch.tensors import tensors_in
 from ..trace import StepTrace, fingerprints
-from .watched import Watched, Written, as_written, untouched
+from .watched import Watched, Written, are_unwritten, versions_of
 
 SUSPICIOUS = 12  # steps with the same numbers in new tensors, until somebody looks where they come from
 MOST_LOOKS = 3
@@ -126,9 +126,9 @@ class Given:
             return
         self.steps += 1
         same = hash(tuple(sums)) & 0xFFFFFFFFFFFF == self.last
-        self.repeats = self.repeats + 1 if same and not untouched(given, self._before) else 0
+        self.repeats = self.repeats + 1 if same and not are_unwritten(given, self._before) else 0
         self.last = hash(tuple(sums)) & 0xFFFFFFFFFFFF
-        self._before = as_written(given)
+        self._before = versions_of(given)
         if not self.repeats:
             self.origin = ""
         elif self.repeats >= SUSPICIOUS and not self.origin and _is_small_slice(given):

@@ -26,12 +26,12 @@ from .watched import (
     Watched,
     any_gradient,
     any_nonzero,
-    as_written,
+    are_unwritten,
     few_of,
     gradient_sample,
     leaves_of,
     sample_of,
-    untouched,
+    versions_of,
 )
 
 ALIKE = 0.9999  # cosine of two gradients that are one, whatever it was clipped or unscaled by
@@ -161,7 +161,7 @@ class Calls:
         now = gradient_sample(few_of(holding, FEW)) if holding else None
         one.is_empty = bool(one.backwards) and not holding and not sparse
         gradients = [g for p in holding if (g := gradient_of(p)) is not None]
-        kept = not one.backwards or untouched(gradients, one.written)  # whatever others passed backward
+        kept = not one.backwards or are_unwritten(gradients, one.written)  # whatever others passed backward
         is_old = kept and _is_same(now, one.gradients)
         if one.backwards and not is_old:
             step.fresh |= bool(holding) or sparse
@@ -174,7 +174,7 @@ class Calls:
             step.fresh |= bool(holding) or sparse
         one.uncleared = one.uncleared + 1 if one.steps > 1 and one.backwards and one.held and not is_old else 0
         one.where = one.where or (users_line() if one.uncleared else "")
-        one.gradients, one.written = now, as_written(gradients)
+        one.gradients, one.written = now, versions_of(gradients)
 
     def count(self, step: ThisStep, record: StepRecord) -> None:
         is_early, known = self._watched.is_early, self._watched.known

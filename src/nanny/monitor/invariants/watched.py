@@ -32,11 +32,11 @@ _TRAINS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 Written = Sequence[tuple[weakref.ref[Tensor], int]]  # tensors, and how often each had been written to
 
 
-def as_written(tensors: Iterable[Tensor]) -> Written:
+def versions_of(tensors: Iterable[Tensor]) -> Written:
     return [(weakref.ref(t), version_of(t)) for t in tensors]
 
 
-def untouched(tensors: Sequence[Tensor], before: Written) -> bool:
+def are_unwritten(tensors: Sequence[Tensor], before: Written) -> bool:
     """The same tensors, not written since. An id would not tell: what comes after one may get its address."""
     return len(tensors) == len(before) and all(r() is t and was == version_of(t) for (r, was), t in zip(before, tensors))
 
@@ -107,9 +107,9 @@ class Watched:
     def of_optimizer(self, one: Stepping) -> list[Tensor]:
         """Those of the models that it has, and that train."""
         optimizer = one.optimizer()
-        return [] if optimizer is None else list(filter(_TRAINS, self.mine_of(optimizer)))
+        return [] if optimizer is None else list(filter(_TRAINS, self.own_parameters(optimizer)))
 
-    def mine_of(self, optimizer: Optimizer) -> list[Tensor]:
+    def own_parameters(self, optimizer: Optimizer) -> list[Tensor]:
         every = parameters_of(optimizer)
         are_mine = all(map(self.parameters.__contains__, map(id, every)))  # in C: most often they all are
         return every if are_mine else [p for p in every if id(p) in self.parameters]

@@ -11,7 +11,7 @@ from ...core.numbers import amount
 from ...core.step import SiteTable, StepRecord
 from ...diagnose.history import RunHistory, deviation, grad_norm
 from ..registry import Observation, rule
-from .ownership import breaches, evidence_of, who
+from .ownership import breaches, evidence_of, names
 
 
 @rule("GRADIENT_NEVER_CLEARED", Severity.ERROR, cause="gradient_never_cleared", once=True, needs="breaches")
@@ -24,7 +24,7 @@ def gradient_never_cleared(step: StepRecord, run: RunHistory) -> Iterator[Observ
     for one in breaches(step, "uncleared"):
         if one.steps >= run.limits.uncleared_steps:
             yield Observation(
-                f"the gradients of {who(one)} were not cleared between {amount(one.steps + 1, 'optimizer step')} in a row",
+                f"the gradients of {names(one)} were not cleared between {amount(one.steps + 1, 'optimizer step')} in a row",
                 "optimizer", value=float(one.steps), limit=run.limits.uncleared_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -60,7 +60,7 @@ def backward_without_step(step: StepRecord, run: RunHistory) -> Iterator[Observa
         if "idle" in one.traits:
             if one.steps >= run.limits.never_at_end:
                 yield Observation(
-                    f"the gradients of {who(one)} were cleared {one.steps} times by their optimizer, which has never stepped",
+                    f"the gradients of {names(one)} were cleared {one.steps} times by their optimizer, which has never stepped",
                     one.names[0] if one.names else "optimizer", value=float(one.steps), limit=run.limits.never_at_end,
                     evidence=evidence_of(one), where=one.where,
                 )  # fmt: skip
@@ -190,7 +190,7 @@ def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for one in breaches(step, "evaluation_mode"):
         if one.steps >= run.limits.mode_steps:
             yield Observation(
-                f"the last {amount(one.steps, 'step')} trained in evaluation mode, and {who(one, 'module')} is another there",
+                f"the last {amount(one.steps, 'step')} trained in evaluation mode, and {names(one, 'module')} is another there",
                 one.names[0], value=float(one.steps), limit=run.limits.mode_steps, evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "training_mode"):
@@ -198,7 +198,7 @@ def mode_mismatch(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
         # at every step, it is a part of the training: a target, a second view, a rollout
         if (occasions > 1 or one.steps >= run.limits.mode_steps) and one.of >= 4 and 2 * occasions < one.of:
             yield Observation(
-                f"{amount(one.steps, 'call')} without gradients between the steps ran in train mode, and {who(one, 'module')} "
+                f"{amount(one.steps, 'call')} without gradients between the steps ran in train mode, and {names(one, 'module')} "
                 "is another there",
                 one.names[0], value=float(one.steps), evidence=evidence_of(one),
             )  # fmt: skip

@@ -15,7 +15,7 @@ from ..registry import Observation, rule
 
 def _may_have_risen(quiet: QuietSteps, run: RunHistory) -> bool:
     """Above the lowest limit that the medians of these steps can make."""
-    medians = run.losses.medians_to_come(len(quiet))
+    medians = run.losses.median_bounds(len(quiet))
     if run.loss_high or medians is None or medians[0] <= 0 <= medians[1]:
         return True
     limit = min(usual + (run.limits.loss_ratio - 1) * abs(usual) for usual in medians)

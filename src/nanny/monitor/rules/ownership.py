@@ -18,7 +18,7 @@ def breaches(step: StepRecord, kind: str) -> Iterator[Breach]:
     return (one for one in step.breaches if one.kind == kind)
 
 
-def who(breach: Breach, what: str = "tensor") -> str:
+def names(breach: Breach, what: str = "tensor") -> str:
     """`a.weight`, `a.bias` and 3 more (5 tensors, 1.2M elements)."""
     shown = ", ".join(f"`{name}`" for name in breach.names[:2])
     more = f" and {breach.count - 2} more" if breach.count > 2 else ""
@@ -47,7 +47,7 @@ def step_changes_nothing(step: StepRecord, run: RunHistory) -> Iterator[Observat
                 )  # fmt: skip
             continue
         if "others" in one.traits:
-            reason = f"none of its parameters is one of the model's, and no optimizer holds {who(one)}"
+            reason = f"none of its parameters is one of the model's, and no optimizer holds {names(one)}"
         elif "cleared" in one.traits:
             reason = "its gradients were there and are exactly 0 when it steps, clipped to 0 or overwritten"
         elif "no_rate" in one.traits or step.lr == 0:
@@ -95,7 +95,7 @@ def in_no_optimizer(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
     for one in breaches(step, "unowned"):
         if one.of >= run.limits.unowned_steps:
             yield Observation(
-                f"{who(one)}: trainable, with a gradient at {amount(one.steps, 'look')}, in no optimizer, and never moved",
+                f"{names(one)}: trainable, with a gradient at {amount(one.steps, 'look')}, in no optimizer, and never moved",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
 
@@ -110,18 +110,18 @@ def trained_but_frozen(step: StepRecord, run: RunHistory) -> Iterator[Observatio
     for one in breaches(step, "frozen_moves"):
         if one.steps >= 2:
             yield Observation(
-                f"{who(one)}: requires_grad is False, and the optimizer still moves it",
+                f"{names(one)}: requires_grad is False, and the optimizer still moves it",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "frozen_statistics"):
         if one.steps >= 2:
             yield Observation(
-                f"{who(one)}: every weight of the stage is frozen, and its running statistics follow the batches (train mode)",
+                f"{names(one)}: every weight of the stage is frozen, and its running statistics follow the batches (train mode)",
                 one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
             )  # fmt: skip
     for one in breaches(step, "said_frozen"):
         yield Observation(
-            f"{who(one)}: was told to be frozen by an attribute that torch does not know, and is trained",
+            f"{names(one)}: was told to be frozen by an attribute that torch does not know, and is trained",
             one.names[0], value=float(one.count), evidence=evidence_of(one), where=one.where,
         )  # fmt: skip
 
@@ -187,7 +187,7 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
         needed = run.limits.idle_steps if "idle" in one.traits else run.limits.no_gradient_steps
         if one.steps >= needed:
             yield Observation(
-                f"{who(one)}: no gradient in {amount(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
+                f"{names(one)}: no gradient in {amount(one.steps, 'optimizer step')}; {_WHY_NONE[one.traits[0]]}",
                 one.names[0], severity=_SEVERITIES.get(one.traits[0]), value=float(one.count), limit=needed,
                 evidence=evidence_of(one), where=one.where,
             )  # fmt: skip

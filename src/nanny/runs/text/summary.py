@@ -62,12 +62,12 @@ def _ahead(summary: Summary, language: str) -> list[Line]:
     """Of a healthy run, what its picture says under it: the clearance, and the steps that are left if it shrinks steadily."""
     if summary.verdict.healthy is not True or summary.lead.steps is None:
         return []
-    from ..card import outlooks  # who is ill does not wait for the samples
+    from ..card import outlook_texts  # who is ill does not wait for the samples
     from ..wall import clearance_of
 
     return [
         Line(f"    {with_label(heading, text, language)}", indent=4)
-        for heading, text in outlooks(clearance_of(summary))[language]
+        for heading, text in outlook_texts(clearance_of(summary))[language]
     ]
 
 

@@ -17,7 +17,7 @@ _call: Any = torch._C._disabled_torch_function_impl  # of all that runs a functi
 _OURS: Any = ("ignore", None, Warning, re.compile(re.escape(__name__) + r"\Z"), 0)
 
 
-def run_unheard(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_without_warnings(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     filters: Any = warnings.filters  # the list of now: a program may change it while the operation runs
     try:
         filters.insert(0, _OURS)  # not `filterwarnings`: that makes Python forget what it has told already

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nanny.watch.reached import Reached
+from nanny.watch.python_state import Reached
 
 
 class MakesWhatItIsAskedFor(collections.OrderedDict):  # type: ignore[type-arg]

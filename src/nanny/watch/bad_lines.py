@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from .places import is_users_own, near
-from .reached import names_in
+from .python_state import names_in
 from .tensors import is_readable, tensors_in
 
 _MOST_FRAMES = 24
@@ -40,7 +40,7 @@ _Question = Callable[[list[Tensor], list[Tensor]], bool]  # is it this one: of w
 
 
 @dataclass(frozen=True)
-class MadeBy:
+class MakingLine:
     """An assignment, `adv = ...`, whose result is bad, while all tensors that it names are finite; or one before it."""
 
     variable: str
@@ -52,7 +52,7 @@ class MadeBy:
     variables: Mapping[str, Any]
     outside: dict[str, Any]  # the variables of its module
     has_graph: bool
-    sources: tuple[MadeBy, ...] = ()
+    sources: tuple[MakingLine, ...] = ()
 
     @property
     def result(self) -> Any:
@@ -83,17 +83,17 @@ class MadeBy:
         return module
 
 
-def assignments_behind_backward() -> Iterator[MadeBy]:
+def assignments_behind_backward() -> Iterator[MakingLine]:
     """Of the frames below in which a bad loss is differentiated; the earliest first."""
     yield from _found_below(lambda made, read: not all(map(_is_good, made)) and all(map(_is_good, read)))
 
 
-def assignment_of(is_it: Callable[[Tensor], bool]) -> MadeBy | None:
+def assignment_of(is_it: Callable[[Tensor], bool]) -> MakingLine | None:
     """Whose result is this tensor, among those behind the backward pass that is called below."""
     return next(_found_below(lambda made, _: any(map(is_it, made))), None)
 
 
-def _found_below(is_it: _Question) -> Iterator[MadeBy]:
+def _found_below(is_it: _Question) -> Iterator[MakingLine]:
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MOST_FRAMES):
         if frame is None or sys.gettrace() is not None:
@@ -118,7 +118,7 @@ def _variables(frame: FrameType) -> dict[str, Any] | None:
     return found
 
 
-def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Question) -> Iterator[MadeBy]:
+def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Question) -> Iterator[MakingLine]:
     code, now, others = frame.f_code, frame.f_lineno, frame.f_globals
     body = _body(code)
     at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
@@ -143,9 +143,9 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
             wanted |= _read_by(node)
     behind.reverse()
 
-    def made_by(node: _Assignment, sources: tuple[MadeBy, ...] = ()) -> MadeBy:
+    def made_by(node: _Assignment, sources: tuple[MakingLine, ...] = ()) -> MakingLine:
         assert node.value is not None
-        return MadeBy(
+        return MakingLine(
             sorted(_targets(node))[0],
             code.co_filename,
             node.lineno,
@@ -158,7 +158,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
             sources,
         )
 
-    def sources_of(last: _Assignment) -> tuple[MadeBy, ...]:
+    def sources_of(last: _Assignment) -> tuple[MakingLine, ...]:
         """Those of what it reads, and of what that reads; the nearest ones, as they are written."""
         found, wanted = [], _read_by(last)
         for node in reversed(behind[: behind.index(last)]):

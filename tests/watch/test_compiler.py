@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from nanny import CompareWithCPU, NanInfTracker, sanitize
-from nanny.watch import aside
+from nanny.watch import compiler
 from nanny.watch.op_stream import Op, watching
 from nanny.watch.places import Places
 from nanny.watch.twins import Twins
@@ -99,12 +99,12 @@ def test_one_that_raises_inside_a_compiled_function_leaves_nothing_switched(grap
 
     with watching(Names()), pytest.raises(ValueError, match="the program's"):
         torch.compile(fails, backend=graphs)(torch.ones(2))
-    assert not aside._inside
+    assert not compiler._inside
     assert torch._C._len_torch_dispatch_stack() == 0
 
 
 def test_the_doors_are_there_and_are_put_back():
-    doors = [(d._owner, d._name) for d in (*aside._COMPILER_DOORS, *aside._OTHER_DOORS)]
+    doors = [(d._owner, d._name) for d in (*compiler._COMPILER_DOORS, *compiler._OTHER_DOORS)]
     before = [getattr(owner, name) for owner, name in doors]  # AttributeError: torch has renamed one
     with watching(Names()):
         assert all(getattr(owner, name) is not f for (owner, name), f in zip(doors, before))

@@ -15,7 +15,7 @@ from commands import run_command
 from torch import Tensor, nn
 
 from nanny import MixedPrecisionNanny
-from nanny.watch.variables import MadeBy, assignments_behind_backward
+from nanny.watch.bad_lines import MakingLine, assignments_behind_backward
 
 
 @torch.no_grad()
@@ -24,14 +24,14 @@ def assigned(scores: Tensor) -> Tensor:
     return (shares / shares.sum()).t()
 
 
-def backward(loss: Tensor) -> list[MadeBy]:
+def backward(loss: Tensor) -> list[MakingLine]:
     """What is found by whoever is called with a loss."""
     assert loss.numel() == 1
     return list(assignments_behind_backward())
 
 
 # no `assert` in the programs: pytest makes calls of `locals()` of them
-def several_lines(unused: list[Tensor]) -> tuple[list[MadeBy], Tensor]:
+def several_lines(unused: list[Tensor]) -> tuple[list[MakingLine], Tensor]:
     x = torch.linspace(-1, 1, 5)
     counts = torch.tensor([3, 1, 2, 0, 4])
     mask = torch.full((5,), float("-inf"))
@@ -51,7 +51,7 @@ def test_the_earliest_line_that_made_a_bad_number_of_good_ones_is_named() -> Non
     assert torch.equal(second, other)
 
 
-def low_product() -> list[MadeBy]:
+def low_product() -> list[MakingLine]:
     weight = torch.randn(4, 4, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         product = (weight @ weight) / 0
@@ -81,7 +81,7 @@ def test_a_variable_that_was_looked_at_ends_when_the_program_lets_it_go() -> Non
     assert kept[0]() is None
 
 
-def with_locals() -> tuple[dict[str, Any], list[MadeBy]]:
+def with_locals() -> tuple[dict[str, Any], list[MakingLine]]:
     batch = torch.zeros(3)
     before = locals()
     ratio = batch / batch
@@ -133,7 +133,7 @@ def test_what_a_function_without_gradients_broke_is_told_with_its_operation_and_
     assert found[0].source.startswith("shares = torch.exp(scores / 0.05).t()")
 
 
-def two_in_a_row() -> list[MadeBy]:
+def two_in_a_row() -> list[MakingLine]:
     x = torch.linspace(-1, 1, 5)
     drawn = torch.rand(5)
     shifted = x.half() + drawn

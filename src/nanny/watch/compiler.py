@@ -1,11 +1,11 @@
 """Where nothing of ours may be on: what torch's compiler takes for a part of the program, and some backward passes.
 
-    aside.join(part)        # part.go_aside(why) and part.come_back(), until aside.leave(part)
+    compiler.register(part)    # part.go_aside(why) and part.come_back(), until compiler.unregister(part)
 
 A dispatch mode, or a hook on all modules, that is on while a compiled function is called changes what is compiled (frames,
 graphs, guards, warnings). So whoever has one on steps aside at the doors through which a program goes there: functions of torch
 that are replaced as long as there is a part, and put back after. One that a later torch no longer has is not replaced;
-tests/watch/test_aside.py fails then.
+tests/watch/test_compiler.py fails then.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ModuleHooks:
 
     def open(self) -> None:
         try:
-            join(self)
+            register(self)
             self.come_back()
         except BaseException:
             self.close()
@@ -96,7 +96,7 @@ class ModuleHooks:
 
     def close(self) -> None:
         try:
-            leave(self)
+            unregister(self)
         finally:
             self.go_aside()
 
@@ -165,7 +165,7 @@ _entries = [0]
 _lock = threading.RLock()
 
 
-def join(part: Part) -> None:
+def register(part: Part) -> None:
     """Idempotent."""
     with _lock:
         if any(p is part for p in _parts):
@@ -177,7 +177,7 @@ def join(part: Part) -> None:
         _parts.append(part)
 
 
-def leave(part: Part) -> None:
+def unregister(part: Part) -> None:
     """Idempotent."""
     with _lock:
         at = next((i for i, p in enumerate(_parts) if p is part), None)

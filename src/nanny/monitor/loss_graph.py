@@ -17,8 +17,8 @@ from torch import Tensor
 from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..measure import transfer
+from ..watch.bad_lines import assignments_behind_backward
 from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype
-from ..watch.variables import assignments_behind_backward
 
 MOST_NODES = 100_000
 _LARGEST_SCALE = 2.0**24
@@ -46,7 +46,7 @@ def first_nonfinite(root: Tensor, parameters: Mapping[int, str]) -> Autopsy | No
         return None
     good: dict[Any, int] = {}
     seen = {"dtype": short_dtype(root.dtype), "nan": bool(root.isnan().any())}
-    return _first_kept(root.grad_fn, parameters, good) or _about(root.grad_fn, parameters, seen, good)
+    return _first_kept(root.grad_fn, parameters, good) or _autopsy_of(root.grad_fn, parameters, seen, good)
 
 
 @torch.no_grad()
@@ -57,14 +57,14 @@ def hidden_nonfinite(graph: Any, parameters: Mapping[int, str]) -> Autopsy | Non
 
 def _first_kept(root: Any, parameters: Mapping[int, str], good: dict[Any, int]) -> Autopsy | None:
     """`good` gets the nodes before it, all with good tensors, in order."""
-    for node in _inputs_first(root):
+    for node in _nodes_after_their_inputs(root):
         bad, role = _bad_tensor(node)
         if bad is None:
             good[node] = len(good)
             continue
         seen: dict[str, Any] = {"dtype": short_dtype(bad.dtype), "nan": bool(bad.isnan().any())}
         if role.startswith(_OUTPUTS):
-            return _about(node, parameters, seen, good)
+            return _autopsy_of(node, parameters, seen, good)
         direct = [n for n, _ in node.next_functions if n is not None]
         poisoned = [w for n in direct if (w := _weight(n)) is not None and not _is_good(w)]
         if poisoned:
@@ -74,7 +74,7 @@ def _first_kept(root: Any, parameters: Mapping[int, str], good: dict[Any, int]) 
             return _of_program(_op(node), seen)
         maker = _latest(node, good)
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
-            return _about(maker, parameters, seen, good)
+            return _autopsy_of(maker, parameters, seen, good)
         return Autopsy(op=_op(node), after=_nearest(node, parameters), from_data=True, **seen)
     return None
 
@@ -133,7 +133,7 @@ def _maker_behind(node: Any, good: Mapping[Any, int]) -> tuple[Any, Tensor | Non
     chain = [node]  # all of these handle the bad number; the last one may have made it
     for _ in range(MOST_BACK):
         back = chain[-1]
-        result = _done_again(back)
+        result = _computed_again(back)
         if result is not None:
             if not bool(result.isfinite().all()):
                 return back, result
@@ -169,7 +169,7 @@ def _inputs_kept(node: Any) -> list[Tensor]:
     return found if found and all(isinstance(f, Tensor) and is_readable(f) for f in found) else []
 
 
-def _done_again(node: Any) -> Tensor | None:
+def _computed_again(node: Any) -> Tensor | None:
     inputs = _inputs_kept(node)
     return _AGAIN[_op(node)][1](*(f.detach() for f in inputs)) if inputs and all(_is_good(f) for f in inputs) else None
 
@@ -183,7 +183,7 @@ def _size_in_fp32(node: Any) -> float | None:
     return max(abs(low.item()), abs(high.item()))
 
 
-def _inputs_first(root: Any) -> Iterator[Any]:
+def _nodes_after_their_inputs(root: Any) -> Iterator[Any]:
     """Depth first, each node once, after everything it depends on."""
     seen = {root}
     stack = [(root, iter([n for n, _ in root.next_functions if n is not None]))]
@@ -238,7 +238,7 @@ def _op(node: Any) -> str:
     return "".join(f"_{c.lower()}" if starts[i] else c.lower() for i, c in enumerate(name))
 
 
-def _about(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:
+def _autopsy_of(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any], good: Mapping[Any, int]) -> Autopsy:
     maker, result = _maker_behind(node, good)
     if result is not None:
         seen = {"dtype": short_dtype(result.dtype), "nan": bool(result.isnan().any())}
