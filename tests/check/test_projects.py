@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nanny.check import Options, check_project, check_source
+from nanny.check.cache import Cache
 from nanny.check.files import check_paths
 
 CLIP = """
@@ -175,3 +176,77 @@ def test_a_script_finds_what_its_project_keeps_in_a_folder_beside_it(tmp_path, f
     (tmp_path / ".git").mkdir()
     found = check_paths([str(tmp_path / asked)], jobs=1).findings
     assert [(f.code, f.file) for f in found] == [("SCALER_NOT_SAVED", str(tmp_path / folder / "core" / "keeping.py"))]
+
+
+BASE = """
+import torch
+from torch.cuda.amp import GradScaler, autocast
+
+
+class Base:
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer, self.scaler = model, optimizer, GradScaler()
+
+    def after_backward(self):
+        pass
+
+    def train_step(self, batch):
+        with autocast():
+            loss = self.loss(batch)
+        self.scaler.scale(loss).backward()
+        self.after_backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+"""
+CLIPPED = """
+import torch
+from base import Base
+
+
+class Clipped(Base):
+    def loss(self, batch):
+        return self.model(batch).float().pow(2).mean()
+
+    def after_backward(self):
+        {unscale}
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+"""
+STARTS = """
+import torch
+from clipped import Clipped
+
+
+def main():
+    model = torch.nn.Linear(4, 4)
+    trainer = Clipped(model, torch.optim.AdamW(model.parameters()))
+    for _ in range(9):
+        trainer.train_step(torch.ones(1, 4))
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("unscale", "told"), [("pass", ["SCALER_CLIP_BEFORE_UNSCALE"]), ("self.scaler.unscale_(self.optimizer)", [])]
+)
+def test_a_program_that_says_nothing_of_half_is_walked_from_where_it_starts(unscale, told):
+    found = codes({"base.py": BASE, "clipped.py": CLIPPED.format(unscale=unscale), "main.py": STARTS})
+    assert [code for code in found["clipped.py"] if not code.endswith("DEPRECATED")] == told
+
+
+def test_a_program_that_reaches_nothing_half_is_known_the_next_time(tmp_path):
+    for name, text in {
+        "base.py": "x = 1\n",
+        "clipped.py": "from base import x\n",
+        "main.py": f"from clipped import x\n{STARTS}",
+    }.items():
+        (tmp_path / name).write_text(text)
+    cache = Cache(str(tmp_path / "cache" / "check.sqlite"))
+    assert len(check_paths([str(tmp_path)], jobs=1, cache=cache).checked[str(tmp_path / "main.py")].read) == 3
+    (tmp_path / "base.py").write_text(BASE)
+    (tmp_path / "clipped.py").write_text(CLIPPED.format(unscale="pass"))
+    found = check_paths([str(tmp_path)], jobs=1, cache=cache).findings
+    assert "SCALER_CLIP_BEFORE_UNSCALE" in {f.code for f in found}

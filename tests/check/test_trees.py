@@ -14,6 +14,7 @@ from nanny.check.files import check_paths
 
 from .test_layouts import LAYOUTS
 from .test_meaning import WORDS, with_comments
+from .test_projects import BASE, CLIPPED, STARTS
 from .test_rules import PROJECT
 
 LIGHTNING = {
@@ -58,6 +59,7 @@ TREES: dict[str, dict[str, str]] = {
     "lightning": LIGHTNING,
     "two_callers": TWO_CALLERS,
     "sources": SOURCES,
+    "program": {"base.py": BASE, "clipped.py": CLIPPED.format(unscale="pass"), "main.py": STARTS},
 }
 SILENT = {"leak"}
 Told = set[tuple[object, ...]]

@@ -13,7 +13,7 @@ from ..core.finding import Finding, Severity
 from .credit import loudest
 from .interpreter.interpreter import Interpreter
 from .interpreter.probe import probe
-from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span
+from .interpreter.source import Project, SourceFile, WalkedFile, says_half, span, starts_program
 from .interpreter.trace import Event, FileView, Options
 from .registry import CheckRule, Hit, event_rules, rules_on
 
@@ -54,9 +54,15 @@ def check_entries(
     project: Project, filenames: Iterable[str], options: Options, notes: list[str] | None = None
 ) -> Iterator[SeenFrom]:
     for filename in filenames:
-        source = project.file(filename) if says_half(project.sources[filename]) else None
+        text = project.sources[filename]
+        is_worth, read = says_half(text), [filename]
+        if not is_worth and starts_program(text):
+            is_worth, read = project.half_behind(filename)
+        source = project.file(filename) if is_worth else None
         if source is not None:
             yield _check_file(source, project, options, notes)
+        elif len(read) > 1:
+            yield SeenFrom(filename, [], read)
 
 
 def worse(known: Finding | None, finding: Finding) -> Finding:

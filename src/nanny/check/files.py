@@ -306,9 +306,9 @@ def _check_group(found_files: list[Found], config: Config, jobs: int, texts: Map
 
 
 def _is_worth_parsing(text: str) -> bool:
-    from .interpreter.source import says_half  # not needed where everything is known
+    from .interpreter.source import says_half, starts_program  # not needed where everything is known
 
-    return says_half(text)
+    return starts_program(text) or says_half(text)
 
 
 def _from_cache(path: str, sources: Sources, cache: Cache, keys: Keys) -> Checked | None:

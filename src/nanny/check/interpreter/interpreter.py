@@ -11,7 +11,7 @@ from typing import Any
 
 from . import attributes, contexts, guards, imports, objects, torch_calls, trainers, values
 from .expressions import EXPRESSIONS, binary
-from .source import OwnClass, OwnFunction, Project, WalkedFile
+from .source import OwnClass, OwnFunction, Project, WalkedFile, starts_program
 from .torch_names import TRAINERS
 from .trace import MAX_DEPTH, MAX_STATEMENTS, Context, Event, FileView, Frame, Guard, Options, Trace
 from .uses import bound_in, dotted_name
@@ -96,7 +96,7 @@ class Interpreter:
         return FileView(module, self.traces, self.options)
 
     def run_body(self, module: WalkedFile) -> None:
-        self.follows_imports = module.uses.is_active
+        self.follows_imports = module.uses.is_active or starts_program(module.source.text)
         self.modules[module.filename] = module
         module.is_loaded = module.is_entry = True
         body = Trace("<module>", module)

@@ -1,6 +1,7 @@
 """One parsed Python file: its definitions, and a project of such files that import each other.
 
-`says_half` is the cheap pre-filter: a file that never names a half format, autocast or a scaler has no evidence to report on.
+`says_half` is the cheap pre-filter: a file that never names a half format, autocast or a scaler has no evidence to report on,
+unless a program starts there and imports one that does.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ _IN_CONTEXT = {
 }
 MOST_PARSED = 8_000_000  # characters whose trees are kept for the next file that imports them: about 400 MB
 _DOCSTRING = re.compile(r"[ \t]*[rRuU]?")
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n(]*)|import[ \t]+([\w. ,]+))", re.MULTILINE)
 
 
 def says_half(text: str) -> bool:
     """Whether the code, not only its docstrings, names a half format, autocast, a scaler or what brings one of them."""
     return _names_half(text) and _names_half(_without_docstrings(text))
+
+
+def starts_program(text: str) -> bool:
+    """Whether the file is there to be run, and not only imported."""
+    return "__main__" in text
 
 
 def _names_half(text: str) -> bool:
@@ -229,6 +236,36 @@ class Project:
             except (SyntaxError, ValueError, RecursionError):
                 self._files[filename] = None
         return self._files[filename]
+
+    def half_behind(self, filename: str) -> tuple[bool, list[str]]:
+        """Whether a file imports one that names a half format, directly or through others; and those that had to be read."""
+        seen, waiting = {filename: None}, [filename]
+        while waiting:
+            importer = waiting.pop()
+            for found in self._imports(importer):
+                if found in seen:
+                    continue
+                seen[found] = None
+                if says_half(self.sources[found]):
+                    return True, list(seen)
+                waiting.append(found)
+        return False, list(seen)
+
+    def _imports(self, filename: str) -> list[str]:
+        """The project's files that a file imports, read from its text: most are never parsed."""
+        importer = WalkedFile(SourceFile(filename, ast.Module([], []), _module_name(filename)))
+        found = []
+        for match in _IMPORT.finditer(self.sources[filename]):
+            package, names, modules = match.groups()
+            if modules is not None:
+                found += [self.resolve(importer, name.split()[0]) for name in modules.split(",") if name.split()]
+                continue
+            path = package.lstrip(".")
+            level = len(package) - len(path)
+            inside = [name.split()[0] for name in names.strip("()").split("#")[0].split(",") if name.split()]
+            found += [self.resolve(importer, f"{path}.{name}".lstrip("."), level) for name in inside]
+            found.append(self.resolve(importer, path, level))
+        return [name for name in found if name is not None]
 
     def resolve(self, importer: WalkedFile, target: str, level: int = 0) -> str | None:
         """The project's file behind `from target import ...` (with leading dots counted by level); None for a library, also
