@@ -273,7 +273,7 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
     Use instead:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}, path)
 
-    When not: the checkpoint is never used to go on training.
+    When not: the checkpoint is never used to go on training; where nothing in sight loads an optimizer's state, it is a remark.
     """
     used, made = view.of("scaler.scale", "scaler.step"), view.of("scaler.new")
     if not used or view.of("scaler.state_dict", "scaler.load_state_dict") or not is_given(view):
@@ -304,8 +304,7 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
 
 def _may_go_on(view: FileView) -> bool:
     """Whether a run may go on from a checkpoint: something loads an optimizer's state, or is handed one with a model or with what
-    was loaded, or nothing is loaded here at all. Where only weights are, the optimizer's state is used no more than the
-    scaler's would be."""
+    was loaded. Otherwise the optimizer's state is used no more than the scaler's would be."""
     if view.of("optimizer.load_state_dict", "framework.load_state"):
         return True
     uses = view.module.uses
@@ -317,7 +316,7 @@ def _may_go_on(view: FileView) -> bool:
         beside = (v.kind in ("module", "instance") or any(id(part) in loaded for part in ancestors(v, 20)) for v in given)
         if any(v.kind == "optimizer" for v in given) and any(beside):
             return True
-    return not view.of("load", "module.load_state_dict")
+    return False
 
 
 def _ends_before(new: Event, used: list[Event], save: Event) -> bool:
