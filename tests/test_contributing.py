@@ -14,12 +14,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FILE = re.compile(r"^`(\S+)`:\n\n(```+)\w+\n(.*?)^\2$", re.MULTILINE | re.DOTALL)
 DIFF = re.compile(r"^```diff\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+APPLY = ["git", "apply", "--unidiff-zero", "-"]
 COMMAND = re.compile(r"Runs with `pytest (.+?)`")
 
 
 def recipes() -> dict[str, str]:
     adding = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Adding things")[1].split("\n## Style")[0]
     return {head: body for head, _, body in (part.partition("\n") for part in adding.split("\n### ")[1:])}
+
+
+def test_the_diffs_fit_the_tree() -> None:
+    for recipe in recipes().values():
+        for diff in DIFF.findall(recipe):
+            subprocess.run([*APPLY, "--check"], input=diff, text=True, cwd=ROOT, check=True)
 
 
 @pytest.mark.slow
@@ -33,7 +40,7 @@ def test_a_recipe_works_as_it_stands(name: str, tmp_path: Path) -> None:
         assert not (tmp_path / place).exists(), "a recipe adds files"
         (tmp_path / place).write_text(content, encoding="utf-8")
     for diff in DIFF.findall(text):
-        subprocess.run(["git", "apply", "--unidiff-zero", "-"], input=diff, text=True, cwd=tmp_path, check=True)
+        subprocess.run(APPLY, input=diff, text=True, cwd=tmp_path, check=True)
     (words,) = COMMAND.findall(text)
     args = [word.strip('"') for word in re.findall(r'"[^"]+"|\S+', words)]
     if "learning_rate_zero" in words:  # its Chinese page is left to the reader
