@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import NoReturn
 from unittest import mock
@@ -23,6 +25,9 @@ from nanny.show.pages import cause_pages
 from nanny.store.schema import schema_page
 
 DOCS = Path(__file__).parent
+SOURCE = DOCS.parent / "src" / "nanny"
+ARCHITECTURE, FILES_HEAD = DOCS / "architecture.md", "\n## Every file\n"
+DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 SHELLS = DOCS.parent / "src" / "nanny" / "cli" / "shells"
 WIDTH = "100"  # of the help texts
 
@@ -104,8 +109,29 @@ def completion(shell: str) -> str:
     return str(shtab.complete(whole, shell))
 
 
+def _first_sentence(path: Path) -> str:
+    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return re.split(r"(?<=\.)\s", " ".join(told.partition("\n\n")[0].split()), maxsplit=1)[0].rstrip(".:")
+
+
+def architecture_page() -> str:
+    """Written by hand but for its end: every file that does something, by the first sentence of its docstring."""
+    out = [ARCHITECTURE.read_text(encoding="utf-8").partition(FILES_HEAD)[0].rstrip(), FILES_HEAD.rstrip()]
+    out += ["", "Written by `make docs` from the first sentences of the files themselves."]
+    for room in sorted(path.parent for path in SOURCE.glob("*/__init__.py")):
+        out += ["", f"### {room.name}", ""]
+        for path in sorted(room.rglob("*.py"), key=lambda path: (len(path.parts), path)):
+            if path.stem == "__main__" or not any(
+                isinstance(one, DEFINITIONS) for one in ast.parse(path.read_text("utf-8")).body
+            ):
+                continue
+            out.append(f"- `{path.relative_to(SOURCE).as_posix()}`: {_first_sentence(path)}")
+    return "\n".join(out) + "\n"
+
+
 def pages() -> dict[Path, str]:
     return {
+        ARCHITECTURE: architecture_page(),
         DOCS / "commands.md": commands_page(),
         **{SHELLS / f"nanny.{shell}": completion(shell) for shell in ("bash", "zsh")},
         DOCS / "rules.md": rules_page(),

@@ -1,4 +1,5 @@
-"""One step while it runs: a StepRecord that is being filled, and the tensors of numbers that are not on the host yet."""
+"""One step while it runs: a StepRecord that is being filled (its loss over all backward passes, its gradients), and the tensors
+of numbers that are not on the host yet."""
 
 from __future__ import annotations
 

@@ -48,10 +48,8 @@ from ..diagnose.choose import diagnoses_of
 from ..diagnose.evidence import Evidence
 from ..diagnose.history import RunHistory
 from ..diagnose.records import Diagnosis
-from ..diagnose.registry import LIKELY
 from ..diagnose.signs import Signs
-from ..diagnose.text import diagnosis_lines
-from ..diagnose.verdict import NO_VERDICT, Verdict, finding_of, is_from_others, verdict_of
+from ..diagnose.verdict import NO_VERDICT, Verdict, is_from_others, verdict_of
 from ..examine.hazards import judge
 from ..store.writer import status_at_exit, status_of
 from ..watch.ranks import many_processes
@@ -61,6 +59,7 @@ from .capture import StepCapture, quiet_steps
 from .cost import CostClock
 from .dump import save_bad_output
 from .examiner import Examiner
+from .live_causes import LiveCauses
 from .live_log import LiveLog, closing_lines
 from .recorder import Recorder
 from .recording import RunRecording, run_info
@@ -70,8 +69,7 @@ from .trackers import Trackers
 
 DENSE_STEPS = 5  # traced in a row after an ERROR
 MOST_DENSE_BURSTS = 20
-FORETELL_EVERY = 20  # steps, at traced ones: asking takes a few milliseconds
-MOST_DUMPS, MOST_TRIES = 4, 20  # tries to explain an error while the run goes on
+MOST_DUMPS = 4
 LARGEST_STEP = 1 << 53  # of one that is larger its position stands
 FIRST_AT_ONCE = 100  # steps; after that, steps in which nothing happens
 MOST_WAITING, LONGEST_WAIT = 40, 0.25  # are judged so many, or those of so many seconds, at a time
@@ -141,11 +139,6 @@ class MixedPrecisionNanny:
         self._on_finding = on_finding
         self._callback_failed = self._told_failure = False
         self._dump_on_error = dump_on_error
-        self._told: Diagnosis | None = None
-        self._suspected: tuple[str, str] | None = None  # cause and culprit of the last examined step, if it had any
-        self._tries = self._silent_tries = 0
-        self._asked = 0
-        self._foretold: set[str] = set()  # causes
         self._waiting: deque[StepCapture] = deque()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._last_seen: dict[tuple[str, str], int] = {}
@@ -191,6 +184,7 @@ class MixedPrecisionNanny:
         info = run_info(self._interval)
         self._rank, self._world_size = info.rank if info.world_size > 1 else None, info.world_size
         self._live = LiveLog(lowest=Severity.ERROR if self._rank else Severity.WARNING) if live else None
+        self._causes = LiveCauses(self._live, self._rank, self.verdict, self._call_back)
         self._recording: RunRecording | None = None
         self._trackers = Trackers(self._warn, lambda: atexit.register(_close_at_exit))  # theirs end later than ours
         if model is not None:
@@ -408,66 +402,19 @@ class MixedPrecisionNanny:
             if looks_wrong(found):
                 self._examiner.plan.suspect()
         fresh = [new for finding in found if (new := self._add_finding(finding)) is not None]
-        asks = wrong and self._live is not None and self._told is None and self._tries < MOST_TRIES
-        self._show(fresh, self._explanation() if asks else None)
+        is_asked = self._causes.show_findings(fresh, wrong)
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
         overflowed = (f.evidence.get("overflowed", ()) or f.evidence.get("parameters", ()) for f in found if tried)
         self._recorder.suspects = frozenset(n for names in overflowed for n in names)
         self._trackers.tell_step(step.step, self._history.scalars)
         if self._trackers.verdict_is_due and self._trackers.any_open:
             self._trackers.tell_verdict(self.verdict())
-        if asks:
-            return
-        if step.examined and self._told is None and self._history.examinations and self._history.examinations[-1].hazards:
-            self._explain_if_seen_again()
-        if not self._told and (step.examined or (step.traced and self._steps - self._asked >= FORETELL_EVERY)):
-            self._asked = self._steps
-            self._foretell()
-
-    def _foretell(self) -> None:
-        """Says a trend that leads to the end of the format, once, while there is time to act."""
-        verdict = self.verdict()
-        one, warning = verdict.diagnosis, finding_of(verdict)
-        if one is None or warning is None or not one.early or one.cause in self._foretold:
-            return
-        self._foretold.add(one.cause)
-        self._show_diagnosis(one)
-        self._call_back(warning)
+        if not is_asked:
+            examined = self._history.examinations[-1:] if step.examined else ()
+            self._causes.look_again(step, self._steps, any(one.hazards for one in examined), self.findings)
 
     def _are_facts_due(self, step: int) -> bool:
         return step % FACTS_EVERY == 0 and perf_counter() - self._facts_written > FACTS_SECONDS
-
-    def _explanation(self) -> Diagnosis | None:
-        """Why, as soon as an error can be explained: by an examined step, or by how the loop is written."""
-        self._tries += 1
-        best = next(iter(self.diagnoses()), None)
-        return best if best is not None and not best.early and (best.where or not best.is_bare_operation) else None
-
-    def _show(self, fresh: Sequence[Finding], explained: Diagnosis | None) -> None:
-        """What was found, then why: then what to change is said by the cause alone."""
-        if self._live is not None:
-            alone = self._told is None and explained is None
-            for finding in fresh:
-                self._live.show(finding, hint=alone or is_of_loop(finding.code))
-        if explained is not None:
-            self._told = explained
-            self._show_diagnosis(explained)
-
-    def _explain_if_seen_again(self) -> None:
-        """What goes wrong without an error is said when two examined steps in a row point to the same place."""
-        if self._silent_tries >= MOST_TRIES or any(f.severity is Severity.ERROR for f in self.findings):
-            return  # errors are explained by `_explanation`, whose tries are counted apart: they may come much later
-        self._silent_tries += 1
-        verdict = self.verdict()
-        best, warning = verdict.diagnosis, finding_of(verdict)
-        before, self._suspected = self._suspected, None
-        if best is None or warning is None or best.early or best.confidence < LIKELY:
-            return
-        self._suspected = (best.cause, best.culprit)
-        if self._suspected == before:
-            self._told = best
-            self._show_diagnosis(best)
-            self._call_back(warning)
 
     def verdict(self, status: str = "running") -> Verdict:
         """What `nanny summary` would say of the run as it is now."""
@@ -482,11 +429,6 @@ class MixedPrecisionNanny:
 
         verdict = self.verdict("finished" if self._closed else "running")
         return cell(lines_text(diagnosis_block(verdict, verdict.diagnosis), 100, colour=True))
-
-    def _show_diagnosis(self, one: Diagnosis) -> None:
-        if self._live is not None:
-            whose = "" if self._rank is None else f"rank {self._rank}: "
-            self._live.say(f"nanny: {whose}" + "\nnanny: ".join(diagnosis_lines(one, self._live.lang)))
 
     def evidence(self) -> Evidence:
         """What was gathered so far, as `diagnose` reads it."""
@@ -654,19 +596,9 @@ class MixedPrecisionNanny:
         found: list[Verdict] = []
         self._recorder.run(lambda: found.append(self.verdict(status)))  # a fault of ours must not reach the script
         verdict = found[0] if found else NO_VERDICT
-        best, told = verdict.diagnosis, self._told
-        if best is not None and (told is None or (best.cause, best.culprit) != (told.cause, told.culprit)):
-            if told is not None and best.cause == told.cause:
-                self._live.say(f"nanny: {told.cause} was told of {told.culprit}; what came later shows it in {best.culprit}:")
-            elif told is not None:
-                self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later points elsewhere:")
-            self._show_diagnosis(best)
-        elif best is not None and told is not None and best.step != told.step:
-            self._live.say(f"nanny: {told.cause} was told at step {told.step}; step {best.step} shows it best")
-        elif best is None and told is not None and not told.early:
-            self._live.say(f"nanny: {told.cause} was told at step {told.step}; what came later does not prove it")
-        located = best is not None and bool(best.where)
-        if not located and self._examiner is not None and self._examiner.not_again:
+        self._causes.show_what_became(verdict)
+        is_located = verdict.diagnosis is not None and bool(verdict.diagnosis.where)
+        if not is_located and self._examiner is not None and self._examiner.not_again:
             step = verdict.first.step if verdict.first is not None else None
             self._live.say(
                 f"nanny: the bad step was not run again beside FP32: {self._examiner.not_again}; "

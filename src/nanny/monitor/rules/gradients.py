@@ -1,4 +1,7 @@
-"""Gradients against their own history. Absolute numbers say little: a norm scales with the normalisation of the loss."""
+"""Gradients against their own history: explosion, vanishing, dead layers, underflow.
+
+Absolute numbers say little: a norm scales with the normalisation of the loss.
+"""
 
 from __future__ import annotations
 
