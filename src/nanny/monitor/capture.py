@@ -80,6 +80,8 @@ class StepCapture:
     ended: bool = False  # the user's block is over: a backward from now on is somebody else's, unless none has come yet
     backward_scaled: bool = False
     unscaled: set[int] = field(default_factory=set)
+    divided: set[int] = field(default_factory=set)  # of these, whose gradients wait for their update
+    added_to: set[int] = field(default_factory=set)  # of those, to whose gradients a later backward has added scaled ones
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
     graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
     scale: Scale = None
@@ -118,6 +120,13 @@ class StepCapture:
         """Gradients of what comes next are not added to those that were there."""
         if self.losses and self.windows[-1] != len(self.losses):
             self.windows.append(len(self.losses))
+
+    def forget_unscaled(self, parameters: Sequence[Tensor]) -> None:
+        """Their gradients were used or cleared."""
+        if self.divided:
+            keys = {id(p) for p in parameters}
+            self.divided -= keys
+            self.added_to -= keys
 
     def _loss(self, losses: Sequence[float]) -> float | None:
         """What the gradients of an update are the gradients of: the sum over micro-batches, which are divided by their number

@@ -526,6 +526,8 @@ class Recorder:
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
         loss_is_bad = self._note_loss(capture, root)
+        if capture.divided and capture.backward_scaled:
+            capture.added_to |= {key for key in capture.divided if self._has_gradient(key)}
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
@@ -535,6 +537,10 @@ class Recorder:
         if self.when_backward is not None and (loss_is_bad is not None or self.compiled):
             self.when_backward(bool(loss_is_bad), root)
         capture.record.backwards += 1
+
+    def _has_gradient(self, key: int) -> bool:
+        p = self._owners[key]() if key in self._owners else None
+        return p is not None and gradient_of(p) is not None
 
     @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -606,7 +612,11 @@ class Recorder:
         mine = self._own_parameters(optimizer)
         if self.capture is not None and mine:
             self._note("unscale")
-            self.capture.unscaled.update(id(p) for p in mine)
+            keys = {id(p) for p in mine}
+            self.capture.record.unscaled_again |= bool(self.capture.added_to & keys)
+            self.capture.added_to -= keys
+            self.capture.unscaled |= keys
+            self.capture.divided |= keys
             self._read_gradients(mine, None)
 
     @guard
@@ -687,6 +697,8 @@ class Recorder:
         if self._in_scaler_step is not optimizer:
             self._note("step")
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
+        capture.record.stepped_scaled |= id(mine[0]) in capture.added_to
+        capture.forget_unscaled(mine)
         self._note_optimizer(optimizer)
         self._updates += 1
         if self.replicas is not None and capture.backwards and not capture.was_synced:
@@ -742,11 +754,14 @@ class Recorder:
             self.invariants.cleared(optimizer)
             if self.capture is not None:
                 self.capture.begin_window()
+                self.capture.forget_unscaled(self._mine(optimizer))
         self._note("zero_grad")
 
     @guard
     def before_model_cleared(self, model: nn.Module) -> None:
         self.invariants.cleared_by_model(model)
+        if self.capture is not None:
+            self.capture.forget_unscaled(list(model.parameters()))
 
     def autocast_entered(self) -> None:
         if self.capture is not None and not self.is_busy:

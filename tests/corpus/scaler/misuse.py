@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from corpus import Training, healthy, planted
 from corpus.draws import noise
-from corpus.loops import low
+from corpus.loops import ends_above, low
 
 
 class Tagger(nn.Module):
@@ -368,7 +368,33 @@ def penalty_of_scaled_gradients(fixed: bool = False, dtype: torch.dtype = torch.
     return Training(model, optimizer, step, scaler)
 
 
+def unscaled_behind_every_micro_batch(fixed: bool = False, dtype: torch.dtype = torch.float16) -> Training:
+    """One micro-batch a class, each unscaled and clipped by itself: of the earlier ones a 1,024th is left."""
+    model = Patches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    scaler = GradScaler("cpu", init_scale=1024.0, enabled=dtype == torch.float16)
+
+    def step(i):
+        x, label = pictures(i)
+        optimizer.zero_grad()
+        losses = []
+        for k in range(5):
+            with low(dtype):
+                losses.append(F.cross_entropy(model(x[label == k]), label[label == k]) / 5)
+            scaler.scale(losses[-1]).backward()
+            if not fixed or k == 4:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                if k == 4:
+                    scaler.step(optimizer)
+                scaler.update()
+        return sum(losses).detach()
+
+    return Training(model, optimizer, step, scaler)
+
+
 PROGRAMS = [
+    *planted(unscaled_behind_every_micro_batch, "unscaled_twice", "loop:unscale", shows=ends_above(1.6)),
     *planted(
         penalty_of_scaled_gradients,
         "clip_before_unscale",

@@ -92,7 +92,8 @@ def _scaled_penalty(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("unscaled_twice", family="scaler_misuse")
 def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients are divided by the loss scale by hand, and by the scaler as well."""
+    """Gradients are divided by the loss scale twice: by hand and by the scaler, or in every micro-batch."""
+    yield from _unscaled_in_between(signs)
     divided = [(exam, scale) for exam, scale in signs.fact("divided_by_hand") if exam.facts.get("unscaled_by_torch")]
     if not divided:
         return
@@ -108,6 +109,27 @@ def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
         ),
         chain=("divided by hand", "divided by the scaler", "updates are too small by the loss scale"),
         step=exam.step,
+        precision_caused=True,
+    )
+
+
+def _unscaled_in_between(signs: Signs) -> Iterator[Diagnosis]:
+    """`unscale_` and `update` behind every micro-batch: the next `unscale_` divides what the earlier ones gave once more."""
+    facts, (_, scales) = signs.facts, signs.evidence.curve("scale")
+    wrong, step = facts.count("unscaled_again"), facts.first_steps.get("unscaled_again")
+    if not wrong or not len(scales) or float(scales.max()) < signs.limits.scale_low_warn:
+        return
+    scale = number(float(scales.max()))
+    yield Diagnosis(
+        culprit="loop:unscale",
+        confidence=CERTAIN,
+        evidence=(
+            f"in {wrong} of {facts.steps} steps backward added to gradients that were unscaled, and unscale_ divided the sum again",
+            f"of what the earlier micro-batches gave one part in {scale} is left: only the last one counts",
+            f"order of calls: {' -> '.join(facts.latest.calls[:10])}",
+        ),
+        chain=("unscaled before all is added up", "divided by the scale once more", "micro-batches that do not count"),
+        step=step,
         precision_caused=True,
     )
 
