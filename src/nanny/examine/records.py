@@ -37,6 +37,7 @@ class Suspect:
     nonfinite  NaN or infinity out of finite numbers
     given      the NaN or infinity came from outside: data, a parameter, a buffer
     error      the error beside the FP32 twin jumps here: small in what goes in, large in what comes out
+    saturated  a clamp cuts off at the ends of an 8-bit format what the twin has beyond them
     zeros      exact zeros where the twin has none
     integers   whole numbers that the format cannot hold
     decision   a choice or comparison that the twin makes differently
@@ -122,7 +123,7 @@ class Suspect:
     def jumped(self, times: float) -> bool:
         """It made its error itself; else a slowly growing one only became visible there."""
         made = self.trouble != "error" or self.level >= times * self.input_level
-        return made and self.op not in SELECT
+        return self.trouble == "saturated" or (made and self.op not in SELECT)
 
     def first(self) -> Suspect:
         one, steps = self, 0

@@ -134,7 +134,7 @@ class ExaminationPlan:
         self.spent += seconds
         self._worst = max(self._worst, seconds)
         self._was_cut = was_cut
-        self._next = max(position + 1, 2 * position)
+        self._next = max(position + 1, 2 * position + self.count % 2)  # powers of two alone never meet every third step
         if not was_cut:
             self._paced = self.at_once
         if position == 0 and seconds <= SECOND_SECONDS:

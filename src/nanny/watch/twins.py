@@ -13,8 +13,9 @@ that no low-precision value ever reached is its own twin. The program itself, it
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.formats import FP8_E4M3, FP8_E5M2
 from ..core.ops import DRAWS
 from .op_facts import KERNEL_ERRORS, is_bytes, is_out_of_memory, is_pure, workspace_of
 from .op_stream import Op, join, leave
@@ -33,6 +35,13 @@ aten = torch.ops.aten
 _SEEDED = torch.Tag.nondeterministic_seeded
 _RESHAPES_IN_PLACE = torch.Tag.inplace_view  # squeeze_, transpose_: the storage, and so the twin, stays what it is
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
+_CLAMPS = {aten.clamp.default, aten.clamp_.default}
+
+
+def saturates_as(args: Sequence[Any]) -> str | None:
+    """The 8-bit format at whose ends a clamp cuts off: half of a cast to it, of which FP32 has no need."""
+    low, high = args[1:3] if len(args) > 2 else (None, None)
+    return next((f.torch_name for f in (FP8_E4M3, FP8_E5M2) if (low, high) == (-f.max, f.max)), None)
 
 
 class Operation:
@@ -216,6 +225,8 @@ class Twins:
             return True
         if any(t.dtype in LOW or self._twins.has(t) for t in op.stored):
             return True
+        if op.func in _CLAMPS and saturates_as(op.args) is not None:
+            return True
         return any(isinstance(v, torch.dtype) and v in LOW for v in (*op.args, *op.kwargs.values()))
 
     def _run_beside(self, op: Op, state: _Before) -> Any:
@@ -271,6 +282,8 @@ class Twins:
         args, kwargs = map_leaves((op.args, op.kwargs), self._twin_argument)
         if op.func in _SOFTMAX:
             args = (*args[:2], False)
+        elif op.func in _CLAMPS and saturates_as(args) is not None:
+            args = (args[0], -math.inf, math.inf)
         return run_without_warnings(op.func, args, kwargs)
 
     def _enter(self, real: Tensor, twin: Tensor) -> None:

@@ -228,7 +228,12 @@ def _below_chance(suspect: Suspect) -> bool:
 def saturation(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A format without infinity holds the largest number instead"""
     form = step.format_of(suspect)
-    if suspect.trouble != "error" or form.bits != 8 or suspect.reference_absmax <= form.max or not step.harmful(suspect):
+    if (
+        suspect.trouble not in ("error", "saturated")
+        or form.bits != 8
+        or suspect.reference_absmax <= form.max
+        or not step.harmful(suspect)
+    ):
         return None
     return hazard_of(
         suspect,
