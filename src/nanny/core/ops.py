@@ -140,6 +140,7 @@ HARMLESS = RESHAPES | _words("""
     maximum masked_fill where""")
 CONSTANTS = _family("full full_like new_full fill masked_fill scalar_tensor index_fill constant_pad_nd lift_fresh zeros ones")
 UNWRITTEN = _family("empty empty_like empty_strided empty_permuted new_empty new_empty_strided")
+SHAPED_ALIKE = _family("zeros_like ones_like full_like rand_like randn_like new_zeros new_ones new_full")  # of an input its shape
 MEMORY = UNWRITTEN | _family("""
     resize resize_as set zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full fill zero scalar_tensor
     lift_fresh lift efficientzerotensor record_stream local_scalar_dense is_pinned pin_memory has_same_storage_numel""")

@@ -105,6 +105,7 @@ HAZARD_RULES = (
     _rule("overflow", "fp16 reduction", "reduction_overflow_fp16"),
     _rule("overflow", "fp16 product", "product_overflow_fp16"),
     _rule("overflow", "fp16", "activation_overflow_fp16", "what a layer puts out"),
+    _rule("singular_backward", "opaque", "", "nobody knows what the operator would make of the same numbers again"),
     _rule("singular_backward", "backward", "singular_gradient", "forward was finite, its derivative is not"),
     _rule("singular_backward", "fell_together", "catastrophic_cancellation", "a table was rounded to what it is taken from"),
     _rule("singular_backward", "from_data", "data_nan", "made of the batch alone"),
@@ -179,6 +180,8 @@ _WEIGHTED_SUMS = MATMULS | ATTENTIONS | RECURRENT | NORMALISATIONS | ADDITIONS |
 
 def first_bad_cause(at: FirstBad, signs: Signs) -> str:
     """The name of the cause, or "" if the operation alone does not tell."""
+    if at.hazard is not None and "opaque" in at.hazard.traits:
+        return ""
     if at.source == "factor" and not at.from_data:
         return "undefined_operation" if at.in_reference else ""  # the loop's own line made it of finite numbers
     if at.from_data:

@@ -373,7 +373,10 @@ class Signs:
         """The loss has come below what it was before any update: not from a height to which the first updates threw it."""
         _, values = self.evidence.curve("loss")
         values = values[np.isfinite(values)]
-        return self.learns and median(values[-max(1, len(values) // 4) :]) < 0.95 * float(values[0])
+        if len(values) < 4:
+            return False
+        first, last = float(values[0]), median(values[-max(1, len(values) // 4) :])
+        return last < 0.5 * first or (self.learns and last < 0.95 * first)  # half of it is more than batches make by chance
 
     @cached_property
     def growth(self) -> Growth | None:
@@ -494,7 +497,7 @@ class Signs:
         grown = float(norms[1:].max()) / float(norms[0]) if norms[0] else 0.0
         early = float(np.max(ratios[at >= 2], initial=0.0)) >= 1  # of a whole tensor, and not its first or second update
         late = float(np.max(ratios[at >= 2 * _SETTLED], initial=0.0)) >= self.limits.thrown_update
-        if grown < self.limits.thrown_weights or not (early or late or self._rose_early):
+        if grown < self.limits.thrown_weights or not (early or late or self._rose_early or self.died is not None):
             return None
         return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
 
@@ -508,6 +511,16 @@ class Signs:
         return bool(
             losses[:half].max() > self.limits.thrown_loss * losses[0] and norms[:half].max() > self.limits.grad_ratio * norms[0]
         )
+
+    @cached_property
+    def died(self) -> tuple[str, int] | None:
+        """(activation, step) of a layer whose units were on when the run began, and are off in every later examined step."""
+        seen = [(e.step, e.facts["dead_units"]) for e in self.evidence.examinations if "dead_units" in e.facts]
+        for site, share in seen[0][1].items() if len(seen) > 2 else ():
+            off = [step for step, shares in seen if shares.get(site, 0.0) >= self.limits.dead_units_error]
+            if share < self.limits.dead_units_warn and len(off) > 1 and off == [step for step, _ in seen[-len(off) :]]:
+                return site, off[0]
+        return None
 
     @cached_property
     def dead_units(self) -> tuple[str, float, int] | None:
@@ -654,6 +667,7 @@ def first_bad_of(exam: Examination) -> FirstBad:
     stored = hazard is not None and (
         hazard.is_of_before
         or hazard.numbers.get("stored")
+        or hazard.numbers.get("opaque")
         or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
     )
     return replace(

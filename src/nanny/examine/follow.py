@@ -38,6 +38,7 @@ from ..core.ops import (
     SAME_VALUE,
     SCALINGS,
     SCATTERS,
+    SHAPED_ALIKE,
     SHIFTS,
     TWO_TERMS,
     UNWRITTEN,
@@ -48,7 +49,7 @@ from ..watch.op_stream import Op
 from ..watch.places import Spot
 from ..watch.storages import key_of, whole_storage
 from ..watch.tensors import LOW, has_storage, short_dtype, tensors_in
-from ..watch.twins import Operation
+from ..watch.twins import Operation, saturates_as
 from .measure import (
     EXACT,
     SPOILED,
@@ -100,7 +101,7 @@ class Follower:
         outs, twins = self._results(op)
         # what beta multiplies with 0 may be memory that nobody wrote
         inputs = op.stored if op.kwargs.get("beta") != 0 else [t for t in op.stored if t is not op.args[0]]
-        tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None]
+        tags = [tag for t in inputs if (tag := self._ledger.tags.find(t)) is not None] if name not in SHAPED_ALIKE else []
         concerned = op.twin_out is not op.out and any(o is not t for o, t in zip(outs, twins))
         self._ledger.note_computed(inputs, outs)
         self._ledger.note_difference(op, name)
@@ -306,7 +307,8 @@ class Follower:
     def _error_suspect(
         self, step: TaggedOp, real: Tensor, twin: Tensor, level: ErrorLevel, graded: float, behind: Suspect | None
     ) -> Suspect:
-        suspect = self._ledger.suspect(step, "error")
+        saturates = saturates_as(step.op.args) if step.name == "clamp" else None
+        suspect = self._ledger.suspect(step, "saturated" if saturates else "error")
         if step.name in TWO_TERMS:
             self._sums[self._line(step.spot, step.name)] = suspect
         missing = next((t.absorbed for t in step.tags if t.absorbed is not None), None)
@@ -322,7 +324,7 @@ class Follower:
         if step.name in BATCH_NORMS and step.inputs[0].dim() > 1:
             numbers["samples"] = step.inputs[0].numel() / step.inputs[0].shape[1]
         return suspect.note(
-            dtype=short_dtype(real.dtype),
+            dtype=saturates or short_dtype(real.dtype),
             count=real.numel(),
             plain=level.plain,
             centred=level.centred,

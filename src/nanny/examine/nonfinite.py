@@ -11,6 +11,7 @@ from torch import Tensor
 from ..core.examination import FirstBad, Place
 from ..core.formats import FP16
 from ..core.ops import BROKEN_BY_ZERO, CONSTANTS, MATMULS, PARTIAL, SINGULAR_AT_ONE, SINGULAR_AT_ZERO, SOFTMAXES
+from ..watch.op_facts import is_collective, is_pure
 from ..watch.places import Spot
 from ..watch.tensors import short_dtype, tensors_in
 from .measure import Extent, exponents_beside, extent, rms_of
@@ -153,6 +154,8 @@ def note_nonfinite(
         bad.numbers = {"of_itself": True}
     if step.name in SOFTMAXES and span.nan and isinstance(step.op.args[1], int):
         bad.numbers = {"masked_rows": _masked_rows(step)}
+    if not is_pure(step.op.func) and not is_collective(step.op.func):
+        bad.numbers = {"opaque": True}
     if in_reference and step.name in PARTIAL and any(_stored_over_the_edge(ledger, step, t, real) for t in step.inputs):
         together = any(fell_together(ledger, t, step.name) for t in step.inputs)
         bad.numbers = {**bad.numbers, "stored": True, "fell_together": together}

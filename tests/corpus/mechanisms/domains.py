@@ -51,7 +51,7 @@ def root_of_a_negative(fixed: bool = False, dtype: torch.dtype = FP32) -> Traini
 
 
 def logarithm_of_a_negative(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:
-    return _training(lambda h: (F.softplus(h) if fixed else h).log(), dtype, 401, 0.5)
+    return _training(lambda h: (F.softplus(h) if fixed else h).log(), dtype, 401, 0.05)
 
 
 def nothing_by_nothing(fixed: bool = False, dtype: torch.dtype = FP32) -> Training:

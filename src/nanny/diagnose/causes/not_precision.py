@@ -57,14 +57,17 @@ def _update_told(ratio: float) -> str:
 def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
     """No runaway, since norms or clipping hold it; but the first updates replaced the weights, and nothing is learned."""
     thrown, (_, rates) = signs.weights_overwritten, signs.evidence.curve("lr")
-    if thrown is None or signs.below_its_start or signs.harmed or not len(rates):
+    if thrown is None or (signs.below_its_start and signs.died is None) or signs.harmed or not len(rates):
         return
     before, after, ratio = thrown
+    died = [] if signs.died is None else [signs.died]
+    grown = f"the norm of all weights grows from {number(before)} to {number(after)}"
     yield Diagnosis(
         culprit="optimizer.lr",
         confidence=POSSIBLE if signs.wrong_before(signs.facts.steps) else LIKELY,
         evidence=(
-            f"the norm of all weights grows from {number(before)} to {number(after)}, and the loss is not below its start",
+            grown if signs.below_its_start else f"{grown}, and the loss is not below its start",
+            *(f"all units of `{site}` are off from step {step} on, and were not before" for site, step in died),
             _update_told(ratio),
             f"learning rate up to {float(np.max(rates)):g}",
         ),

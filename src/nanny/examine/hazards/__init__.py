@@ -16,6 +16,7 @@ from typing import Any
 from ...core.examination import Examination, Hazard
 from ...core.formats import FORMATS, Format, format_of
 from ...core.limits import Limits
+from ...core.ops import SCATTERS
 from ...core.registry import Entry, Registry
 from ...diagnose.choose import with_cause
 from ..records import Suspect
@@ -127,12 +128,20 @@ def _numbers(suspect: Suspect) -> Mapping[str, Any]:
         "kept": suspect.kept,
         "unchanged": suspect.unchanged,
         "reference_absmax": suspect.reference_absmax or None,
-        "ruined": suspect.ruined or None if suspect.trouble == "nonfinite" else None,  # rounding ruins what is 0 but for rounding
+        "ruined": suspect.ruined or None if _ruins(suspect) else None,
         "reached": sorted(suspect.reached)[:8] or None,
         "then": suspect.then[:8] or None,
         **suspect.numbers,
     }
     return {key: value for key, value in numbers.items() if value is not None}
+
+
+def _ruins(suspect: Suspect) -> bool:
+    """Rounding ruins what is 0 but for rounding, in health too; a kernel that is mostly wrong by itself is another matter."""
+    return suspect.trouble == "nonfinite" or (suspect.op in SCATTERS and (suspect.own or 0.0) > _MOSTLY_WRONG)
+
+
+_MOSTLY_WRONG = 0.5
 
 
 def _merge(hazards: Iterable[Hazard]) -> list[Hazard]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...core.examination import Hazard
 from ...core.numbers import number, short
 from ...core.ops import (
+    CASTS,
     DIFFERENCES,
     DIVISIONS,
     LOGARITHMS,
@@ -47,17 +48,20 @@ def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None
         suspect.op in PROBABILITIES or (suspect.op in DIFFERENCES and any(o.producer in PROBABILITIES for o in suspect.operands))
     )
     met = suspect.op in ("binary_cross_entropy", "binary_cross_entropy_backward")
+    steep = suspect.op in CASTS and any(o.producer == "binary_cross_entropy_backward" for o in suspect.operands)  # 1 / p
     taken = suspect.op in LOGARITHMS and any(o.producer in PROBABILITIES for o in suspect.operands)
     saturated = suspect.op in PROBABILITIES and bool(set(suspect.next) & _TAKE_LOG)
     wrong = suspect.trouble in ("nonfinite", "error") and (met or taken or saturated)
+    wrong = wrong or (suspect.trouble == "nonfinite" and steep and not step.from_the_scale(suspect))
     if not (rounded or wrong) or suspect.in_reference or not (suspect.destroyed or step.harmful(suspect, certain=True)):
         return None
     form = step.format_of(suspect)
     meets = next((n for n in suspect.next if n in _TAKE_LOG), suspect.op)
+    said = f"probabilities are exactly 0 or 1 in {form.name}, and {_victims(suspect) if rounded else f'{meets} meets them'}"
     return hazard_of(
         suspect,
-        f"probabilities are exactly 0 or 1 in {form.name}, and {_victims(suspect) if rounded else f'{meets} meets them'}",
-        op=suspect.forward or None,
+        f"probabilities are so near 0 or 1 that the derivative of the loss leaves {form.name}" if steep else said,
+        op="binary_cross_entropy_backward" if steep else suspect.forward or None,
     )
 
 
@@ -111,6 +115,9 @@ def singular_backward(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     target = suspect.place.is_outside and bool(set(suspect.next[:1]) & LOSS_OPS)  # else it is the program's own arithmetic
     of_data = target and bool(suspect.operands) and all(o.role in ("given", "input") for o in suspect.operands)
     what, together = "NaN" if suspect.nan else "infinities", bool(suspect.numbers.get("fell_together"))
+    if suspect.numbers.get("opaque"):
+        said = f"{suspect.op_name}, an operator of the program's own, makes {what} out of {source}; it is not run a second time"
+        return hazard_of(suspect, said, "opaque")
     return hazard_of(
         suspect,
         f"{suspect.op_name} makes {what} out of {source}, of which several fell on the same one"
