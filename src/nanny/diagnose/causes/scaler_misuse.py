@@ -124,7 +124,7 @@ def _unscaled_in_between(signs: Signs) -> Iterator[Diagnosis]:
         culprit="loop:unscale",
         confidence=CERTAIN,
         evidence=(
-            f"in {wrong} of {facts.steps} steps backward added to gradients that were unscaled, and unscale_ divided the sum again",
+            f"in {wrong} of {facts.steps} steps backward added to unscaled gradients, and unscale_ divided the sum again",
             f"of what the earlier micro-batches gave one part in {scale} is left: only the last one counts",
             f"order of calls: {' -> '.join(facts.latest.calls[:10])}",
         ),
