@@ -754,7 +754,7 @@ class Recorder:
             self.invariants.cleared(optimizer)
             if self.capture is not None:
                 self.capture.begin_window()
-                self.capture.forget_unscaled(self._mine(optimizer))
+                self.capture.forget_unscaled(self._own_parameters(optimizer))
         self._note("zero_grad")
 
     @guard
