@@ -4,7 +4,7 @@ of numbers that are not on the host yet."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, cast
@@ -17,6 +17,7 @@ from ..diagnose.first_nonfinite import is_bad_from_outside
 from ..measure.rows import JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
 from ..store.packing import BITS, REDUCTION, pack_bits
+from ..watch.tensors import gradient_of
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
@@ -116,17 +117,34 @@ class StepCapture:
             return None
         return loss, math.sqrt(read.squares if isinstance(read, JoinedRead) else read.arrays()[0][0].sum())
 
-    def begin_window(self) -> None:
-        """Gradients of what comes next are not added to those that were there."""
+    def begin_window(self, over: Sequence[Tensor]) -> bool:
+        """Gradients of what comes next are not added to those that were there. Whether these were scaled ones on unscaled ones."""
         if self.losses and self.windows[-1] != len(self.losses):
             self.windows.append(len(self.losses))
+        return self.forget_unscaled(over)
 
-    def forget_unscaled(self, parameters: Sequence[Tensor]) -> None:
-        """Their gradients were used or cleared."""
-        if self.divided:
-            keys = {id(p) for p in parameters}
-            self.divided -= keys
-            self.added_to -= keys
+    def unscale(self, parameters: Sequence[Tensor]) -> None:
+        keys = {id(p) for p in parameters}
+        self.record.unscaled_again |= bool(self.added_to & keys)
+        self.added_to -= keys
+        self.unscaled |= keys
+        self.divided |= keys
+
+    def begin_backward(self, owners: Mapping[int, Callable[[], Tensor | None]]) -> None:
+        """Of a scaled loss: what was unscaled and still waits gets scaled gradients on top."""
+        self.record.backwards += 1
+        for key in self.divided if self.backward_scaled else ():
+            p = owners[key]() if key in owners else None
+            if p is not None and gradient_of(p) is not None:
+                self.added_to.add(key)
+
+    def forget_unscaled(self, parameters: Iterable[Tensor]) -> bool:
+        """Their gradients are used or cleared. Whether some of them were a mixture of scaled and unscaled ones."""
+        keys = {id(p) for p in parameters} if self.divided else set()
+        mixed = bool(self.added_to & keys)
+        self.divided -= keys
+        self.added_to -= keys
+        return mixed
 
     def _loss(self, losses: Sequence[float]) -> float | None:
         """What the gradients of an update are the gradients of: the sum over micro-batches, which are divided by their number

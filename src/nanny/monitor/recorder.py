@@ -526,8 +526,6 @@ class Recorder:
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
         loss_is_bad = self._note_loss(capture, root)
-        if capture.divided and capture.backward_scaled:
-            capture.added_to |= {key for key in capture.divided if self._has_gradient(key)}
         if not capture.backwards and self.suspects:
             for key, name in self.parameters.items():
                 p = self._owners[key]() if name in self.suspects else None
@@ -536,11 +534,7 @@ class Recorder:
                     capture.record.stale += (name,)
         if self.when_backward is not None and (loss_is_bad is not None or self.compiled):
             self.when_backward(bool(loss_is_bad), root)
-        capture.record.backwards += 1
-
-    def _has_gradient(self, key: int) -> bool:
-        p = self._owners[key]() if key in self._owners else None
-        return p is not None and gradient_of(p) is not None
+        capture.begin_backward(self._owners)
 
     @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -612,11 +606,7 @@ class Recorder:
         mine = self._own_parameters(optimizer)
         if self.capture is not None and mine:
             self._note("unscale")
-            keys = {id(p) for p in mine}
-            self.capture.record.unscaled_again |= bool(self.capture.added_to & keys)
-            self.capture.added_to -= keys
-            self.capture.unscaled |= keys
-            self.capture.divided |= keys
+            self.capture.unscale(mine)
             self._read_gradients(mine, None)
 
     @guard
@@ -697,8 +687,6 @@ class Recorder:
         if self._in_scaler_step is not optimizer:
             self._note("step")
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
-        capture.record.stepped_scaled |= id(mine[0]) in capture.added_to
-        capture.forget_unscaled(mine)
         self._note_optimizer(optimizer)
         self._updates += 1
         if self.replicas is not None and capture.backwards and not capture.was_synced:
@@ -737,7 +725,7 @@ class Recorder:
             self._parts.forget()
         self.invariants.after_step()
         self._updating = 0
-        capture.begin_window()
+        capture.record.stepped_scaled |= capture.begin_window(self._own_parameters(optimizer) if capture.divided else ())
         if self.when_updated is not None:
             self.when_updated()
         self.stepped_late = capture.ended
@@ -753,15 +741,14 @@ class Recorder:
                 self.when_cleared()
             self.invariants.cleared(optimizer)
             if self.capture is not None:
-                self.capture.begin_window()
-                self.capture.forget_unscaled(self._own_parameters(optimizer))
+                self.capture.begin_window(self._own_parameters(optimizer) if self.capture.divided else ())
         self._note("zero_grad")
 
     @guard
     def before_model_cleared(self, model: nn.Module) -> None:
         self.invariants.cleared_by_model(model)
         if self.capture is not None:
-            self.capture.forget_unscaled(list(model.parameters()))
+            self.capture.forget_unscaled(model.parameters())
 
     def autocast_entered(self) -> None:
         if self.capture is not None and not self.is_busy:
