@@ -118,7 +118,7 @@ class StepCapture:
         return loss, math.sqrt(read.squares if isinstance(read, JoinedRead) else read.arrays()[0][0].sum())
 
     def begin_window(self, over: Sequence[Tensor]) -> bool:
-        """Gradients of what comes next are not added to those that were there. Whether these were scaled ones on unscaled ones."""
+        """Gradients of what comes next are not added to those that were there. Were these scaled ones on unscaled ones?"""
         if self.losses and self.windows[-1] != len(self.losses):
             self.windows.append(len(self.losses))
         return self.forget_unscaled(over)

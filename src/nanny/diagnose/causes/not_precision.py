@@ -61,12 +61,12 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
         return
     before, after, ratio = thrown
     died = [] if signs.died is None else [signs.died]
-    grown = f"the norm of all weights grows from {number(before)} to {number(after)}"
     yield Diagnosis(
         culprit="optimizer.lr",
         confidence=POSSIBLE if signs.wrong_before(signs.facts.steps) else LIKELY,
         evidence=(
-            grown if signs.below_its_start else f"{grown}, and the loss is not below its start",
+            f"the norm of all weights grows from {number(before)} to {number(after)}",
+            *(() if signs.below_its_start else ("the loss is not below its start",)),
             *(f"all units of `{site}` are off from step {step} on, and were not before" for site, step in died),
             _update_told(ratio),
             f"learning rate up to {float(np.max(rates)):g}",
