@@ -195,6 +195,13 @@ def test_summary_tells_which_rank_was_first_and_ignores_an_older_job(tmp_path: P
     assert found["counts"]["error"] == 2
 
 
+def test_what_warned_before_may_have_warned_on_another_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, replace(HEALTHY, world_size=2, findings=(replace(CULPRIT, step=25),)))
+    record(tmp_path, replace(HEALTHY, rank=1, world_size=2, findings=(WARNED,)))
+    assert cli.main(["summary", "--db", str(tmp_path)]) == 0
+    assert "warned before: HEADROOM at step 10" in capsys.readouterr().out
+
+
 # alerts
 
 

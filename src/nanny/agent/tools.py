@@ -165,16 +165,12 @@ class Tools:
         """Where a run first went wrong: step, layer, source line if known, and what had warned before."""
         with open_job(self.folder.store(db), run) as (sources, _):
             summary = summarize(sources)
-            culprit = summary.culprit
-            before = []
-            if culprit is not None and culprit.step:
-                before = find_alerts(sources, severity=Severity.WARNING, steps=(None, culprit.step - 1)).found
         skipped = summary.lead.curves.get("skipped")
         return results.AnomalyResult(
             healthy=summary.verdict.healthy,
             verdict=self._verdict(summary),
             first=self._culprit(summary),
-            warned_before=[self._run_finding(f) for f in before[:10]],
+            warned_before=[self._run_finding(f) for f in summary.warned_before[:10]],
             loss_not_finite_from=summary.lead.first_nonfinite_loss,
             skipped_steps=0 if skipped is None else int(curve_stats(*skipped).sum),
             next=_after_summary(summary.verdict.healthy),

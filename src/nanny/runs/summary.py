@@ -107,8 +107,8 @@ class Summary:
         culprit = self.culprit
         if culprit is None or culprit.severity != Severity.ERROR or culprit.step is None:
             return []
-        found = self.lead.findings
-        return [f for f in found if f.severity == Severity.WARNING and f.step is not None and f.step < culprit.step]
+        step = culprit.step
+        return [f for f in self.findings if f.severity == Severity.WARNING and f.step is not None and f.step < step]
 
 
 @dataclass(frozen=True)
