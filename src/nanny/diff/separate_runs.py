@@ -15,12 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.formats import format_of
 from ..core.numbers import plain_name
-from ..measure.errors import compare
 from ..watch.op_stream import watching
 from ..watch.snapshot import kept_state
-from ..watch.tensors import LOW, float_leaves, in_backward, short_dtype
+from ..watch.tensors import float_leaves, in_backward, short_dtype
 from .policy import apply_policy, precision
 from .records import CallDiff, GradDiff
 from .settings import DiffSettings, loss_of
@@ -63,7 +61,7 @@ class SeparateRun:
                 order=order,
                 dtype=short_dtype(real.dtype),
                 shape=tuple(real.shape),
-                error=self._compare(real, reference.outputs[(site, call)][1]),
+                error=self.settings.errors(real, reference.outputs[(site, call)][1].float()),
             )
             for order, ((site, call), (module, real)) in enumerate(self.outputs.items())
             if (site, call) in reference.outputs and reference.outputs[(site, call)][1].shape == real.shape
@@ -80,13 +78,8 @@ class SeparateRun:
         ]
         return calls, activations, parameters
 
-    def _compare(self, real: Tensor, reference: Tensor) -> Any:
-        return compare(
-            real, reference.float(), format_of(real.dtype) if real.dtype in LOW else self.settings.target, self.settings.limits
-        )
-
     def _gradient(self, name: str, kind: str, order: int, real: Tensor, reference: Tensor, call: int = 0) -> GradDiff:
-        error = self._compare(real.float() / self.scale, reference.float() / self.scale)
+        error = self.settings.errors(real.float() / self.scale, reference.float() / self.scale)
         return GradDiff(name, kind, order, short_dtype(real.dtype), tuple(real.shape), error, call)
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..core.finding import NannyError
-from ..core.formats import Format
+from ..core.formats import Format, format_of
 from ..core.limits import Limits
-from ..watch.tensors import float_leaves
+from ..measure.errors import compare
+from ..measure.records import ErrorStats
+from ..watch.tensors import LOW, float_leaves
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class DiffSettings:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.target.torch_name)
         return dtype
+
+    def errors(self, real: Tensor, reference: Tensor) -> ErrorStats:
+        """In spacings of its own low format, or of the target where it has none."""
+        return compare(real, reference, format_of(real.dtype) if real.dtype in LOW else self.target, self.limits)
 
 
 def loss_of(output: Any, settings: DiffSettings) -> tuple[Tensor | None, str]:

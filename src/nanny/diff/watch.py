@@ -22,7 +22,7 @@ from torch.jit._script import RecursiveScriptModule
 from torch.utils.flop_counter import flop_registry
 
 from ..core.finding import NannyError
-from ..core.formats import Format, format_of
+from ..core.formats import format_of
 from ..core.numbers import plain_name
 from ..core.ops import COUNT, DECISIONS, FACTORS, UNWRITTEN
 from ..measure.errors import channel_contributions, compare, contribution_ratio, contributions, dimension_errors, relative_l2
@@ -125,7 +125,7 @@ class PairWatcher:
             pairs = [(leaf.detach(), self.shadows.twin(leaf)) for leaf in leaves]
             passed_through = self._last_error(leaves)
             errors = [passed_through] if passed_through else [
-                compare(real, twin, self._spacing(real), self._limits) for real, twin in pairs
+                self._settings.errors(real, twin) for real, twin in pairs
             ]  # fmt: skip
             worst = max(range(len(leaves)), key=lambda i: (errors[i].spoiled > 0, errors[i].worst))
             real, twin = pairs[worst]
@@ -163,13 +163,10 @@ class PairWatcher:
         value = self.shadows.own_value(leaf)
         if value is None:
             return None, None
-        own = compare(value, twin, self._spacing(leaf), self._limits)
+        own = self._settings.errors(value, twin)
         difference = (leaf.detach().to(twin.dtype) - value.to(twin.dtype)).nan_to_num(0.0, 0.0, 0.0)
         size = error.reference_norm
         return own, float(torch.linalg.vector_norm(difference, dtype=torch.float64)) / size if size else None
-
-    def _spacing(self, real: Tensor) -> Format:
-        return format_of(real.dtype) if real.dtype in LOW else self._target
 
     def _remarkable(self, error: ErrorStats, own: ErrorStats | None) -> bool:
         limit = self._limits.rel_l2_warn_roundoffs * self._target.unit_roundoff
@@ -198,7 +195,7 @@ class PairWatcher:
                     order=len(self.gradients),
                     dtype=short_dtype(grad.dtype),
                     shape=tuple(grad.shape),
-                    error=compare(real, twin, self._spacing(grad), self._limits),
+                    error=self._settings.errors(real, twin),
                     call=call,
                     own=None if own is None else relative_l2(own, self.shadows.twin(grad)),
                     own_site=self._backward_site,
