@@ -158,18 +158,12 @@ def judge_in_format(
     """
     limits = Limits()
     fixed_bits = scale_bits(fixed_scale)
-    there = reader.kinds(source.db, source.run.id)
-    losses = reader.scalars(source.db, source.run.id, ["loss"]).get("loss")
-    broken = first_broken_step(losses)
-    if losses is not None and broken == int(losses[0][0]):
-        raise NannyError(
-            f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
-            f"`{source.command('summary')}` says what came first"
-        )
+    broken = _broken_from(source)
     verdict = verdict or job_verdict([source], findings_of(source))
     wrong = None if verdict.diagnosis is None or verdict.diagnosis.early else verdict.diagnosis
     sick, own = _in_any_format(wrong), own_format(source)
     last = min((step - 1 for step in (broken, None if sick is None else sick.step) if step is not None), default=None)
+    there = reader.kinds(source.db, source.run.id)
     recorded = {kind: _recorded_kind(source, kind, last) for kind in (*FORWARD, *BACKWARD) if kind in there}
     own_scale = target.bits == 8 and fixed_bits is None
     path = None
@@ -214,6 +208,18 @@ def judge_in_format(
         lossy_at_most = None if lossy or deadly or verdict.healthy is False else True
         return replace(result, survives=False if result.died or wrong is not None else lossy_at_most)
     return replace(result, survives=None) if result.survives and (result.unknown or result.rounds_updates) else result
+
+
+def _broken_from(source: Source) -> int | None:
+    """The step from which on the loss is not finite; refused if it is the first."""
+    losses = reader.scalars(source.db, source.run.id, ["loss"]).get("loss")
+    broken = first_broken_step(losses)
+    if losses is not None and broken == int(losses[0][0]):
+        raise NannyError(
+            f"the loss of run {source.run.id} is not finite from its first step ({broken}) on, so no format can be imagined; "
+            f"`{source.command('summary')}` says what came first"
+        )
+    return broken
 
 
 def _in_any_format(wrong: Diagnosis | None) -> Diagnosis | None:
