@@ -192,3 +192,55 @@ def test_a_test_may_break_things_on_purpose(tmp_path):
         "\ndef step(model: Net, x, mask):\n    with torch.autocast('cuda', dtype=torch.float16):\n        return model(x, mask)\n"
     )
     assert mask_constants(found(tmp_path, main__py="import pytest\n" + program)) == []
+
+
+HYDRA = """
+import hydra
+import lightning as L
+from net import Net
+
+
+@hydra.main(config_path="conf", config_name="train", version_base=None)
+def main(cfg):
+    L.Trainer(**cfg.trainer).fit(Net(), [])
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "group", "told"),
+    [
+        ("trainer:\n  precision: 16-mixed\n", "", ["NUM_MASK_CONSTANT"]),
+        ("defaults:\n  - trainer: gpu\n  - _self_\n", "precision: 16-mixed\n", ["NUM_MASK_CONSTANT"]),
+        ("defaults:\n  - trainer: gpu\ntrainer:\n  precision: 32\n", "precision: 16-mixed\n", []),  # its own word is the last
+        ("trainer:\n  precision: bf16-mixed\n", "", []),
+    ],
+)
+def test_the_settings_that_hydra_puts_together_reach_the_code(tmp_path, own, group, told):
+    (tmp_path / "conf" / "trainer").mkdir(parents=True)
+    (tmp_path / "conf" / "train.yaml").write_text(own)
+    (tmp_path / "conf" / "trainer" / "gpu.yaml").write_text(group)
+    assert [f.code for f in found(tmp_path, main__py=HYDRA, net__py=LIGHTNING)] == told
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "EasyDict(yaml.safe_load(open('train.yaml')))",
+        "OmegaConf.create(yaml.safe_load(open('train.yaml')))",
+        "SimpleNamespace(**yaml.safe_load(open('train.yaml')))",
+        "OmegaConf.load('train.yaml')",
+    ],
+)
+def test_an_object_made_of_settings_has_them_as_attributes(tmp_path, made):
+    first = "import yaml\nfrom easydict import EasyDict\nfrom omegaconf import OmegaConf\nfrom types import SimpleNamespace\n"
+    text = (
+        f"{first}{MODULE}\ncfg = {made}\nmodel = Net().to(device='cuda', dtype=getattr(torch, cfg.dtype))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\nfor x, mask in []:\n"
+        "    model(x, mask).sum().backward()\n    optimizer.step()\n"
+    )
+    for kind, told in (("float16", {"HALF_CALL", "NUM_MASK_CONSTANT"}), ("float32", set())):
+        assert {f.code for f in found(tmp_path, main__py=text, train__yaml=f"dtype: {kind}\n")} == told

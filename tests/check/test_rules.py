@@ -220,6 +220,45 @@ def test_a_scaler_left_out_matters_where_the_optimizer_is_loaded(load: str, seve
     assert (finding.code, finding.severity) == ("SCALER_NOT_SAVED", severity)
 
 
+STAND_IN = """
+import torch
+
+class NoScaler:
+    def scale(self, loss):
+        return loss
+
+    def step(self, optimizer):
+        optimizer.step()
+
+    def update(self):
+        pass
+
+def make(is_on):
+    return torch.amp.GradScaler("cuda") if is_on else {other}
+
+class Trainer:
+    def __init__(self, model, is_on):
+        self.is_on, self.model, self.scaler = is_on, model, make(is_on)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(self, x, y):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = torch.nn.functional.mse_loss(self.model(x), y)
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if self.is_on:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("other", "told"), [("NoScaler()", set()), ('torch.amp.GradScaler("cuda")', {"SCALER_STEP_BYPASSED"})])
+def test_a_plain_step_is_no_mistake_where_something_stands_in_for_the_scaler(other: str, told: set[str]):
+    assert codes(STAND_IN.format(other=other)) == told
+
+
 WRITE = """
 import torch
 from torch import nn

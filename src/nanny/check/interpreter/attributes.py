@@ -158,6 +158,8 @@ def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -
         return _instance_attribute(walk, frame, base, name, node)
     if base.thing is not None and base.thing.kind == "options" and name in base.thing.attrs:
         return base.thing.attrs[name]
+    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:  # settings: `cfg.model.dtype`
+        return base.ref[name]
     if base.kind == "class" and isinstance(base.ref, OwnClass):
         if name == "__name__":
             return constant(base.ref.name)
@@ -178,8 +180,6 @@ def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -
         return Value("const" if name == "ndim" else "", dtype="int")
     if name == "type" and base.kind == "device":
         return constant(base.const) if base.const is not NOTHING else UNKNOWN
-    if base.kind == "dict" and isinstance(base.ref, dict) and name in base.ref:
-        return base.ref[name]
     if base.kind == "tensor":
         return tensor_attribute(frame, base, name, node)
     if base.thing is not None:

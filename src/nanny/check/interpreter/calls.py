@@ -309,6 +309,12 @@ def call_external(walk: Walk, frame: Frame, node: ast.Call, path: str, args: Arg
         loaded = settings_files.loaded_value(walk, frame, args)
         if loaded is not None:
             return loaded
+    if path == "hydra.main":
+        return settings_files.composed(walk, frame, kwargs) or UNKNOWN
+    if path in settings_files.WRAPPERS:
+        held = settings_files.wrapped(args, kwargs)
+        if held is not None:
+            return held
     for name in ("config", "config_params", "deepspeed"):  # a path where a dict may stand
         if name in kwargs and isinstance(kwargs[name].const, str) and (name == "deepspeed" or path.startswith("deepspeed.")):
             kwargs = {**kwargs, name: settings_files.named_file(walk, frame, kwargs[name].const) or kwargs[name]}

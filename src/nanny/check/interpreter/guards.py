@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 
 from .source import OwnClass
-from .trace import Bound, Frame, Guard, Walk
+from .trace import Bound, Frame, Guard, NotAll, Walk
 from .uses import dotted_name, nodes, path_of, source_of, test_key
 from .values import Thing, Value, replace
 
@@ -19,16 +19,23 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 
 def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
-    """What is known to hold on the true (or false) arm of an `if` with this test."""
+    """What is known to hold on the true (or false) arm of an `if` with this test, and what follows from it and from the ifs
+    around: where `amp and last` does not hold and `last` does, `amp` does not."""
+    found = _parts_of(frame, test, value, arm)
+    held = {*frame.at.guards, *found}
+    tried = [[g for g in dict.fromkeys(key.parts) if g not in held] for key, _ in held if type(key) is NotAll]
+    return found + tuple((missing[0][0], not missing[0][1]) for missing in tried if len(missing) == 1)
+
+
+def _parts_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return guards_of(frame, test.operand, value, not arm)
+        return _parts_of(frame, test.operand, value, not arm)
     if isinstance(test, ast.BoolOp):
         every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
-        is_modulo = "modulo" in value.tags
-        whole = ("mod:" if is_modulo else "") + source_of(test), arm
-        if every:
-            return (*(g for part in test.values for g in guards_of(frame, part, value, arm)), whole)
-        return (whole,)
+        whole = ("mod:" if "modulo" in value.tags else "") + source_of(test)
+        asked = zip(test.values, frame.asked.get(test, [value] * len(test.values)))
+        parts = tuple(g for part, worth in asked for g in _parts_of(frame, part, worth, arm if every else not arm))
+        return (*parts, (whole, arm)) if every else ((NotAll(whole, parts), arm),)
     return (_simple(frame, test, value, arm),)
 
 
@@ -155,15 +162,11 @@ def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
         return bool(test.value)
     if value.is_none and "left_out" in value.tags:
         return False
-    if isinstance(test, ast.BoolOp):  # `if False and ...`: what the first part decides
-        first = test.values[0]
-        decides = isinstance(first, ast.Constant) and bool(first.value) == isinstance(test.op, ast.Or)
-        return isinstance(test.op, ast.Or) if decides else None
     if isinstance(test, ast.Compare) and dotted_name(test.left) == "__name__":
         return frame.module.is_entry
     if dotted_name(test).rpartition(".")[2] == "TYPE_CHECKING":
         return False
-    if isinstance(test, ast.Compare) and value.kind == "const" and isinstance(value.const, bool):
+    if isinstance(test, (ast.Compare, ast.BoolOp)) and value.kind == "const" and isinstance(value.const, bool):
         return value.const
     return None
 

@@ -518,6 +518,8 @@ class Interpreter:
             return self.evaluate(inner, info.node.body)
         for decorator in info.node.decorator_list:
             context = contexts.decorator_context(self, inner, decorator)
+            if context.kind == "dict" and not args and info.node.args.args:  # the settings that `@hydra.main` gives
+                inner.env[info.node.args.args[0].arg] = context
             contexts.enter(self, inner, context)
             if "casts_inputs" in context.tags:
                 for name, value in inner.env.items():

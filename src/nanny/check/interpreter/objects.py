@@ -149,9 +149,9 @@ def scaler_method(frame: Frame, node: ast.Call, base: Value, name: str, args: Ar
         base.thing.kind = base.thing.kind or "scaler"
     if name == "scale" and args:
         source = args[0]
-        out = replace(
-            source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=source.tags | {"scaled"}, node=node
-        )
+        is_one_of = base.op == "phi" and any(v.kind == "instance" for v in base.inputs)  # or what stands in for a scaler
+        tags = source.tags | {"scaled", "maybe_scaled"} if is_one_of else source.tags | {"scaled"}
+        out = replace(source, kind=source.kind or "tensor", op="scale", inputs=(source,), tags=tags, node=node)
     elif name in _READS_SCALE:
         out = Value(op="get_scale", tags=frozenset({"scale"}))
     else:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .torch_names import IN_FILE
 from .trace import Frame, Walk
-from .values import Args, Value, ancestors
+from .values import NOTHING, UNKNOWN, Args, Kwargs, Value, ancestors, replace
 
 LOADERS = frozenset(
     ("json.load", "json.loads", "yaml.safe_load", "yaml.load", "yaml.full_load", "tomllib.load", "tomllib.loads", "toml.load",
@@ -15,6 +15,12 @@ LOADERS = frozenset(
 )  # fmt: skip
 
 
+# what makes an object with attributes of a dict of settings
+WRAPPERS = frozenset(
+    ("easydict.EasyDict", "addict.Dict", "munch.Munch", "munch.munchify", "box.Box", "omegaconf.OmegaConf.create",
+     "omegaconf.OmegaConf.structured", "omegaconf.OmegaConf.to_container", "omegaconf.DictConfig", "ml_collections.ConfigDict",
+     "argparse.Namespace", "types.SimpleNamespace", "builtins.vars", "dataclasses.asdict")
+)  # fmt: skip
 BY_FILE = {
     "accelerate.Accelerator": ("accelerate", "mixed_precision"),
     "accelerate.accelerator.Accelerator": ("accelerate", "mixed_precision"),
@@ -40,6 +46,37 @@ def named_file(walk: Walk, frame: Frame, name: str) -> Value | None:
         return Value("const", const=item, node=node)
 
     return value_of(data, ())
+
+
+def wrapped(args: Args, kwargs: Kwargs) -> Value | None:
+    """What such an object holds: the dict, or the instance, that it is made of."""
+    if kwargs and not args:
+        return Value("dict", ref=dict(kwargs))
+    given = args[0] if args else UNKNOWN
+    return given if given.kind in ("dict", "instance") or (given.thing is not None and given.thing.kind == "options") else None
+
+
+def composed(walk: Walk, frame: Frame, kwargs: Kwargs) -> Value | None:
+    """What `@hydra.main(config_path="conf", config_name="train")` gives: the file, and those that its defaults list names."""
+    folder, name = (kwargs[key].const if key in kwargs else NOTHING for key in ("config_path", "config_name"))
+    if not isinstance(name, str):
+        return None
+    folder = f"{folder}/" if isinstance(folder, str) else ""
+    own = named_file(walk, frame, f"{folder}{name.removesuffix('.yaml')}.yaml")
+    if own is None or not isinstance(own.ref, dict):
+        return None
+    parts: dict[str, Value] = {}
+    for entry in own.ref["defaults"].inputs if "defaults" in own.ref else ():
+        for group, option in entry.ref.items() if isinstance(entry.ref, dict) else ():
+            found = named_file(walk, frame, f"{folder}{group}/{option.const}.yaml")
+            if found is not None:
+                parts[group] = found
+    for key, value in own.ref.items():
+        known = parts.get(key)
+        if known is not None and isinstance(known.ref, dict) and isinstance(value.ref, dict):
+            value = replace(known, ref={**known.ref, **value.ref})
+        parts[key] = value
+    return replace(own, ref=parts)
 
 
 def from_near_file(walk: Walk, frame: Frame, path: str) -> dict[str, Value]:

@@ -37,6 +37,17 @@ class Bound(str):
         )
 
 
+class NotAll(str):
+    """The key of a guard that was tried with all of these parts, and did not hold."""
+
+    parts: tuple[Guard, ...]
+
+    def __new__(cls, key: str, parts: tuple[Guard, ...]) -> NotAll:
+        new = super().__new__(cls, key)
+        new.parts = parts
+        return new
+
+
 @dataclass(frozen=True)
 class Options:
     """What the user knows and the code does not say."""
@@ -211,6 +222,7 @@ class Frame:
     is_over: bool = False  # the current block has returned, raised, continued or broken
     left: list[frozenset[Guard]] = field(default_factory=list)  # the branches that have, each by its conditions in here
     base: int = 0  # guards around the call
+    asked: dict[ast.BoolOp, list[Value]] = field(default_factory=dict)  # what the parts of a test were worth
 
     def __post_init__(self) -> None:
         self.base = len(self.at.guards)

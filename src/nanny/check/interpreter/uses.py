@@ -256,8 +256,10 @@ def _note_switches(uses: Uses, blocks: list[ast.AST], same: list[tuple[str, str]
 def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequence[ast.AST], marks: _Marks) -> None:
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And):
+            again = _keys_of(no[0].test) if len(no) == 1 and isinstance(no[0], ast.If) else set()
             for part in test.values:
-                _note_switch(uses, part, yes, no, marks)
+                if test_key(part)[0] not in again:  # `elif last:` asks it of the arm without, too
+                    _note_switch(uses, part, yes, no, marks)
         return
     uses_yes, uses_no = _has(marks.used, yes), _has(marks.used, no)
     if uses_yes and not uses_no and (_has(marks.made, yes) or _has(marks.plain, no)):
@@ -266,6 +268,11 @@ def _note_switch(uses: Uses, test: ast.expr, yes: Sequence[ast.AST], no: Sequenc
     elif uses_no and not uses_yes and (_has(marks.made, no) or _has(marks.plain, yes)):
         key, arm = test_key(test)
         uses.switches[key] = not arm
+
+
+def _keys_of(test: ast.expr) -> set[str]:
+    parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
+    return {test_key(part)[0] for part in parts}
 
 
 def test_key(test: ast.expr) -> tuple[str, bool]:

@@ -296,20 +296,20 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         f"the checkpoint holds the optimizer's state but not that of the scaler used at "
         f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
         'add "scaler": scaler.state_dict(), and load it when resuming',
-        None if _may_go_on(view) else Severity.INFO,
+        None if _may_go_on(view, event) else Severity.INFO,
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
         mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),
     )
 
 
-def _may_go_on(view: FileView) -> bool:
+def _may_go_on(view: FileView, save: Event) -> bool:
     """Whether a run may go on from a checkpoint: something loads an optimizer's state, or is handed one with a model or with what
     was loaded. Otherwise the optimizer's state is used no more than the scaler's would be."""
     if view.of("optimizer.load_state_dict", "framework.load_state"):
         return True
-    uses = view.module.uses
-    if any("load_state_dict" in uses.methods.get(path, ()) for path in uses.optimizers):
-        return True  # in a branch that the settings in sight do not take
+    for uses in (view.module.uses, save.module.source.uses):  # beside it, for another program
+        if any("load_state_dict" in uses.methods.get(path, ()) for path in uses.optimizers):
+            return True
     calls = [[*e.args[1:], *e.kwargs.values()] for e in view.of("unknown_call", "external") if not e.at.loops]
     loaded = {id(e.out) for e in view.of("load")}
     for given in calls:
