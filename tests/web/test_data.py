@@ -91,6 +91,12 @@ def test_a_column_starts_at_its_step_and_goes_on_to_the_next_at_most():
     assert edges.tolist() == [[-0.5, 9.5], [9.5, 499.5], [499.5, 989.5]]
 
 
+def test_a_column_is_drawn_over_its_own_steps_and_not_over_those_that_nobody_looked_at():
+    columns = Columns(np.array([0, 1, 20, 500]), np.array([0, 2, 3, 4]), bad=np.array([503]))
+    assert columns.drawn(least=1).tolist() == [[-0.5, 1.5], [19.5, 20.5], [499.5, 500.5]]
+    assert columns.drawn(least=30).tolist() == [[-0.5, 19.5], [19.5, 49.5], [499.5, 502.5]]
+
+
 def test_a_sample_is_not_drawn_over_steps_whose_loss_was_lost():
     edges = Columns(np.array([0, 10, 20, 30]), np.arange(5), bad=np.array([13, 14, 30, 31])).reach
     assert edges[:, 1].tolist() == [9.5, 12.5, 29.5, 30.5], "nor one of a lost step over those behind it"

@@ -589,10 +589,11 @@ def test_codes_in_the_browser_mean_the_same_values(opened):
 @pytest.mark.parametrize(
     ("steps", "drawn"),
     [
-        ([0, 500, 510], [[0, 6], [50, 51], [51, 57]]),  # two of three are far apart: drawn where they were taken
-        ([0, 100, 200, 300], [[0, 10], [10, 20], [20, 30], [30, 36]]),  # near one another: no gaps
-        ([500], [[50, 56]]),
-        ([0, 995], [[0, 6], [99, 100]]),
+        ([0, 500, 510], [[0, 3], [50, 51], [51, 54]]),
+        ([0, 100, 200, 300], [[0, 3], [10, 13], [20, 23], [30, 33]]),  # what nobody looked at stays empty
+        ([0, 20, 40], [[0, 2], [2, 4], [4, 7]]),  # nearer than an eye can tell apart
+        ([500], [[50, 53]]),
+        ([0, 995], [[0, 3], [99, 100]]),
     ],
 )
 def test_a_sample_is_drawn_where_it_was_taken(opened, steps, drawn):

@@ -45,7 +45,7 @@ class Columns:
         """float64 [columns, 2]: from where to where on the step axis each column may be drawn.
 
         A column begins at its own first step, so that no damage shows before it was seen, and goes on to the next one at most, or
-        to the next lost loss. Who draws it stays where it was taken, unless the next one is near.
+        to the next lost loss.
         """
         if not len(self.steps):
             return np.zeros((0, 2))
@@ -53,6 +53,15 @@ class Columns:
         following = np.append(first[1:], last[-1] + np.diff(first, prepend=first[0] - 1)[-1])
         next_lost = np.append(self.bad, np.inf)[np.searchsorted(self.bad, last, side="right")]
         return np.stack([first, np.minimum(following, next_lost)], axis=1) - 0.5
+
+    def drawn(self, least: float) -> np.ndarray:
+        """float64 [columns, 2]: the steps of each column itself, `least` of them where it may reach so far: nobody looked beyond.
+
+        `cellsOf` in web/assets/arrays.js is the same for the browser, whose pixels are not known here.
+        """
+        start, end = self.reach.T
+        own = self.steps[self.bounds[1:] - 1] + 0.5
+        return np.stack([start, np.minimum(end, np.maximum(own, start + least))], axis=1)
 
 
 @dataclass(frozen=True)

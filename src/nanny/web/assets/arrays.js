@@ -64,13 +64,12 @@ const tailOf = (text, width) => (text.length <= width ? text : `…${text.slice(
 // Plotly reads a little HTML in texts; names of layers are not meant as any.
 const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\s+/g, " ");
 
-// From which cell to which a column is drawn: where it was taken, and over the stretch to the next one if that is near.
-const NEAR = 6; // cells
+// From which cell to which a column is drawn: over its own steps, as wide as an eye needs, and never over steps nobody looked at.
+const MARK = 3; // cells
 function cellsOf(matrix, column, range, width) {
   const { reach, steps, bounds } = matrix, pixel = (range[1] - range[0]) / width;
   const start = reach[2 * column], next = 2 * column + 2 < reach.length ? reach[2 * column + 2] : Infinity;
-  const limit = Math.min(reach[2 * column + 1], next), own = steps[bounds[column + 1] - 1] + 0.5;
-  const end = limit - start <= 2 * NEAR * pixel ? limit : Math.min(limit, Math.max(own, start + NEAR * pixel));
+  const own = steps[bounds[column + 1] - 1] + 0.5, end = Math.min(reach[2 * column + 1], next, Math.max(own, start + MARK * pixel));
   const from = Math.max(0, Math.floor((start - range[0]) / pixel + 1e-6));
   return end <= range[0] ? [0, 0] : [from, Math.min(width, Math.max(from + 1, Math.ceil((end - range[0]) / pixel - 1e-6)))];
 }
