@@ -19,11 +19,11 @@ from ..core.command_line import add_format, add_place, add_run, command_parser, 
 from ..core.finding import NannyError
 from ..core.formats import FP16
 from ..core.terminal import complain, say
-from ..diagnose.verdict import first_culprit
-from ..runs.alerts import findings_of, sort_by_step
+from ..diagnose.verdict import finding_of
+from ..runs.alerts import findings_of, job_verdict, sort_by_step
 from ..runs.histograms import histograms_of, layer_histogram
 from ..runs.layer import chosen_name
-from ..runs.matrices import ABSENT, KindMatrices, Matrix, error_matrix, matrices_of
+from ..runs.matrices import ABSENT, Columns, KindMatrices, Matrix, error_matrix, matrices_of
 from ..runs.opening import open_run
 from ..runs.source import Source, title_of
 from ..show import plots
@@ -52,6 +52,7 @@ KINDS = {
 MOST_ROWS = 400
 FEWEST_DOTS, MOST_DOTS = 20, 1200  # per inch; letters of less have no shape, and a larger picture does not fit into memory
 COLUMNS = 600  # fewer than the pixels of the picture, so that none is dropped
+MARK = 3  # of them, that a sample fills at least: what nobody looked at stays empty
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name without a font is boxes in a good picture
         with open_run(args.db, args.run) as source:
             found = sort_by_step(findings_of(source))
-            marks = plots.Marks(title_of(source), found, first_culprit(found))
+            verdict = job_verdict([source], found)
+            marks = plots.Marks(title_of(source), found, finding_of(verdict) or verdict.first, verdict.first)
             figures = {name: DRAW[name](source, marks, args) for name in names}
         if all(isinstance(figure, str) for figure in figures.values()):
             reasons = "; ".join(f"{name}: {figure}" for name, figure in figures.items())
@@ -143,7 +145,7 @@ def _heat(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
     if matrix is None:
         return f"{args.quantity} was not recorded of {kind}"
     names = [site.name for site in of_kind[kind].sites]
-    return plots.heat_figure(_grid(names, matrix.keys, matrix.columns.reach, args.quantity, kind), marks)
+    return plots.heat_figure(_grid(names, matrix.keys, _drawn(matrix.columns), args.quantity, kind), marks)
 
 
 def _matrix(source: Source, kind: str, found: KindMatrices, quantity: str) -> Matrix | None:
@@ -163,15 +165,16 @@ def _hist(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Figur
             break
     else:
         return "the run has no histograms"
-    reach = found.columns.reach
+    drawn_over = _drawn(found.columns)
     counts = found.counts[0].T.astype(np.float64)  # rows: zeros, exponents, not finite
     shares = counts / np.maximum(counts.sum(0), 1)
-    drawn = on_pixels(shares[1:-1], reach, fill=-1.0)
+    drawn = on_pixels(shares[1:-1], drawn_over, fill=-1.0)
     with np.errstate(divide="ignore"):
         levels = np.where(drawn < 0, np.nan, np.log2(np.maximum(drawn, 0.0)))
-    firsts = reach[:, 0] + 0.5
+    firsts = drawn_over[:, 0] + 0.5
     seen = (firsts[shares[0] >= 0.5], firsts[shares[-1] > 0])
-    return plots.histogram_figure(plots.ExponentHistory(f"{kind} of {name}", _span(reach), found.lowest, levels, *seen), marks)
+    history = plots.ExponentHistory(f"{kind} of {name}", _span(drawn_over), found.lowest, levels, *seen)
+    return plots.histogram_figure(history, marks)
 
 
 DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str]] = {
@@ -180,7 +183,7 @@ DRAW: dict[str, Callable[[Source, plots.Marks, argparse.Namespace], Figure | str
 
 
 def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """Whose histogram to draw: what was asked for, else the first culprit, else the site closest to the end of FP16."""
+    """Whose histogram to draw: what was asked for, else the culprit, else the site closest to the end of FP16."""
     there = set(reader.kinds(source.db, source.run.id))
     kinds = [kind for kind in ((args.kind,) if args.kind else KINDS) if kind in there]
     sites = {kind: [site.name for site in source.sites(kind)] for kind in kinds}
@@ -189,16 +192,17 @@ def _subjects(source: Source, marks: plots.Marks, args: argparse.Namespace) -> I
         name = chosen_name(args.layer, sites[holding] if holding else [name for names in sites.values() for name in names])
         yield from ((kind, name) for kind in kinds if name in sites[kind])
         return
-    if marks.culprit is not None:
-        yield from ((kind, marks.culprit.site) for kind in kinds if marks.culprit.site in sites[kind])
+    for finding in (marks.culprit, marks.first):  # of an optimizer or a batch there is no histogram
+        if finding is not None:
+            yield from ((kind, finding.site) for kind in kinds if finding.site in sites[kind])
     for kind, found in matrices_of(source).items():
         if kind in kinds and "absmax" in found.quantities:
             yield kind, found.sites[int(found.quantities["absmax"].keys.max(axis=1).argmax())].name
 
 
-def _grid(names: Sequence[str], keys: np.ndarray, reach: np.ndarray, quantity: str, kind: str) -> plots.Grid:
+def _grid(names: Sequence[str], keys: np.ndarray, drawn_over: np.ndarray, quantity: str, kind: str) -> plots.Grid:
     names, keys = _fewer_rows(names, keys)
-    pixels = on_pixels(keys, reach, fill=ABSENT)
+    pixels = on_pixels(keys, drawn_over, fill=ABSENT)
     state = np.full(pixels.shape, plots.VALUE)
     state[pixels == 0] = plots.ZERO
     state[pixels < 0] = plots.NOT_SAMPLED
@@ -209,7 +213,7 @@ def _grid(names: Sequence[str], keys: np.ndarray, reach: np.ndarray, quantity: s
     elif quantity in ("flushed", "lost"):
         values, unit = 100 * np.exp2(np.minimum(values, 0.0)), "%"
     label = f"{QUANTITIES[quantity]}, {KINDS[kind]}"
-    return plots.Grid(names, _span(reach), np.where(state == plots.VALUE, values, np.nan), state, label, unit)
+    return plots.Grid(names, _span(drawn_over), np.where(state == plots.VALUE, values, np.nan), state, label, unit)
 
 
 def _fewer_rows(names: Sequence[str], keys: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -221,17 +225,21 @@ def _fewer_rows(names: Sequence[str], keys: np.ndarray) -> tuple[list[str], np.n
     return [names[i] for i in starts.tolist()], np.maximum.reduceat(keys, starts, axis=0)
 
 
-def on_pixels(values: np.ndarray, reach: np.ndarray, fill: float) -> np.ndarray:
-    """Columns that reach over some steps each, drawn into columns of equal width; the largest wins, `fill` where none is."""
-    low, high = _span(reach)
+def _drawn(columns: Columns) -> np.ndarray:
+    return columns.drawn(least=MARK * float(columns.steps[-1] - columns.steps[0] + 1) / COLUMNS)
+
+
+def on_pixels(values: np.ndarray, drawn_over: np.ndarray, fill: float) -> np.ndarray:
+    """Columns that are drawn over some steps each, as columns of equal width; the largest wins, `fill` where none is."""
+    low, high = _span(drawn_over)
     width = COLUMNS / (high - low)
     out = np.full((len(values), COLUMNS), fill, values.dtype)
-    for column, (start, end) in zip(values.T, (reach - low) * width):
+    for column, (start, end) in zip(values.T, (drawn_over - low) * width):
         a = min(int(start + 0.5), COLUMNS - 1)
         b = max(int(end + 0.5), a + 1)
         np.maximum(out[:, a:b], column[:, None], out=out[:, a:b])
     return out
 
 
-def _span(reach: np.ndarray) -> tuple[float, float]:
-    return float(reach[0, 0]), float(reach[-1, 1])
+def _span(drawn_over: np.ndarray) -> tuple[float, float]:
+    return float(drawn_over[0, 0]), float(drawn_over[-1, 1])

@@ -45,11 +45,12 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Marks:
-    """What is drawn into every picture: where something was found, and the first culprit."""
+    """What is drawn into every picture: where something was found, the culprit of the verdict, and what was noticed first."""
 
     title: str
     findings: Sequence[Finding] = ()
     culprit: Finding | None = None
+    first: Finding | None = None
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def _draw_culprit(axes: Any, culprit: Finding | None) -> None:
     axes.axvline(culprit.step, color="white", linewidth=2.2, zorder=3.9)
     axes.axvline(culprit.step, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=4)
     place = f" in {_short(culprit.site)}" if culprit.site else ""
-    axes.set_title(f"first culprit (dashed): {culprit.code} at step {culprit.step}{place}", fontsize=9, loc="left", color=RED)
+    axes.set_title(f"{culprit.code} at step {culprit.step}{place} (dashed)", fontsize=9, loc="left", color=RED)
 
 
 def _draw_borders(axes: Any, bottom: float, top: float) -> None:
