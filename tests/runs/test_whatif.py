@@ -15,8 +15,12 @@ from measure.plain_numbers import range_shares
 from nanny import cli
 from nanny.core.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, Format
 from nanny.core.limits import Limits
+from nanny.diagnose.records import Diagnosis
+from nanny.diagnose.verdict import Verdict
 from nanny.runs.histograms import exponent_below, highest_exponent, shares
-from nanny.runs.what_if import RecordedKind, limit_bits, outcomes_of, quantile, scale_path
+from nanny.runs.opening import open_run
+from nanny.runs.text.what_if import what_if_headline
+from nanny.runs.what_if import RecordedKind, judge_in_format, limit_bits, outcomes_of, quantile, scale_path
 from runs import query_recordings as q
 from runs.query_recordings import HEALTHY, Recipe, histogram_of, nanny, record
 
@@ -311,6 +315,14 @@ def test_a_run_that_died_is_told_what_happened_and_nothing_behind_it_is_judged(
     assert "whether it would have gone on is not known" in other["verdict"]
     assert other["unknown"] is True
     assert other["with_losses"] is True, "never plain survival of what died"
+
+
+def test_what_goes_wrong_in_any_format_survives_in_none(tmp_path: Path) -> None:
+    cause = Diagnosis("data_nan", culprit="data:input", step=30, confidence=0.95, precision_caused=False)
+    with open_run(str(record(tmp_path, replace(HEALTHY, amp_dtype="float16"))), None) as source:
+        found = judge_in_format(source, BF16, verdict=Verdict(False, "NOT HEALTHY", "", cause))
+    assert (found.survives, found.unknown) == (False, False)
+    assert what_if_headline(found).endswith("run stayed within BF16 until then, and would have gone wrong there as well.")
 
 
 def test_a_very_long_name_does_not_bury_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

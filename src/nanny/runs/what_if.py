@@ -132,7 +132,7 @@ class WhatIf:
     def unknown(self) -> bool:
         """It went wrong as it was, in another format, and everything on record from before would have fitted into this one."""
         went_wrong = self.died or self.wrong is not None
-        return went_wrong and not self.own_format and not self.reasons and not self.too_many_skips
+        return went_wrong and self.sick is None and not self.own_format and not self.reasons and not self.too_many_skips
 
     @property
     def own_format(self) -> bool:
@@ -207,6 +207,8 @@ def judge_in_format(
     if result.own_format:  # what happened says more than what the histograms foretell
         lossy_at_most = None if lossy or deadly or verdict.healthy is False else True
         return replace(result, survives=False if result.died or wrong is not None else lossy_at_most)
+    if result.sick is not None:
+        return replace(result, survives=False)
     return replace(result, survives=None) if result.survives and (result.unknown or result.rounds_updates) else result
 
 

@@ -71,6 +71,8 @@ def what_if_verdict(result: WhatIf) -> str:
     if result.own_format and result.survives is not None:
         died = "did NOT SURVIVE" if result.broken_from is not None and result.sick is None else "went wrong"  # as above
         return f"{run} SURVIVED in {name}." if result.survives else f"{run} {died} in {name}."
+    if result.sick is not None and not result.reasons and not result.too_many_skips:
+        return f"{run} stayed within {name} until then, and would have gone wrong there as well."
     if result.unknown and result.died:
         return f"{run} stayed within {name} until then; whether it would have gone on is not known."
     if result.unknown:
