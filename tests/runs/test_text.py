@@ -92,6 +92,13 @@ def test_a_table_gives_way_in_its_names_and_counts_the_rest() -> None:
     assert lines[-1] == "… and 1 more layers"
 
 
+def test_what_is_said_of_the_rows_beyond_fits_the_width() -> None:
+    rest = "layers, 31 of them with a note (blocks.0.attn.out.bias, blocks.0.mlp.0.weight and 29 more)"
+    said = table_text(Table((Column("layer"),), [["embed"]] * 9, most=3, rest=rest), 80).split("\n")
+    assert max(map(len, said)) <= 80
+    assert "29 more)" in said[-1]
+
+
 def test_csv_holds_all_rows_unshortened() -> None:
     rows = list(csv.reader(io.StringIO(csv_text(TABLE))))
     assert rows[1][0] == "encoder." * 20 + "last"
@@ -119,6 +126,7 @@ def test_long_lines_are_wrapped_with_their_indent() -> None:
 def test_a_path_or_command_is_cut_in_the_middle_and_not_at_its_dots() -> None:
     assert shorten("experiments/first/nanny_logs/metrics.db", 20) == "experi…gs/metrics.db"
     assert shorten("../train.py --lr 0.001", 16) == "../tr…--lr 0.001"
+    assert shorten("unscaled_attention.py", 16) == "unsca…tention.py"
 
 
 def test_at_80_columns_a_table_leaves_out_its_last_columns_and_names_them() -> None:

@@ -124,8 +124,9 @@ def shorten(text: str, width: int) -> str:
     for i in sorted(words, key=lambda i: (i == 0, abs(i - middle))):
         parts[i] = "…"
         form = re.sub(r"…(\.…)+", "…", ".".join(parts))
-        if len(form) <= width:
+        if len(form) <= width and 2 * len(form) > width:  # `….py` of `evaluate_everything.py` says nothing
             return form
+    form = form if len(form) > width else text
     head = max(width - 1, 0) // 3
     return f"{form[:head]}…{form[len(form) - max(width - 1 - head, 0) :]}"[: max(width, 0)]
 

@@ -146,7 +146,8 @@ def table_text(table: Table, width: int = DEFAULT_WIDTH, colour: bool = False) -
         lines.append(paint("  ".join(parts).rstrip(), styles[number] if number < len(styles) else "", colour))
     missing = ", ".join(cells[0][i] for i in range(len(widths)) if i not in kept)
     narrow = wrap(table.narrow.format(missing), width, 2) if missing else []
-    return "\n".join([*([table.title] if table.title else []), *lines, *_rest(table), *narrow])
+    rest = [line for text in _rest(table) for line in wrap(text, width, 2)]
+    return "\n".join([*([table.title] if table.title else []), *lines, *rest, *narrow])
 
 
 def _pad(cell: str, width: int, right: bool) -> str:
