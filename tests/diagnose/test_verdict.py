@@ -73,6 +73,9 @@ def test_the_cause_is_one_of_the_findings() -> None:
     assert found is not None
     assert (found.code, found.severity, found.site, found.step) == (CAUSE.cause, Severity.ERROR, "norm", 3)
     assert (found.file, found.line, found.hint) == ("train.py", 7, "FP32")
+    silent = finding_of(Verdict(False, "NOT HEALTHY", "", CAUSE))
+    assert silent is not None
+    assert silent.severity is Severity.ERROR, "as bad as the verdict says, although no rule has found anything"
 
 
 def _ask(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
@@ -91,8 +94,9 @@ def test_every_command_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     code, said = _ask(capsys, "diagnose", "--db", db)
     assert (code == 0) is healthy
     assert verdict.diagnosis is not None or verdict.word in said
-    if verdict.first is not None or verdict.diagnosis is not None:
-        assert _ask(capsys, "alerts", "--fail-on", "warning", "--db", db)[0] == 1
+    for severity in ("error", "warning"):
+        assert (_ask(capsys, "alerts", "--fail-on", severity, "--db", db)[0] == 0) is healthy
+    assert _ask(capsys, "alerts", "--fail-on", "error", "--step", "0:1", "--db", db)[0] == 0, "of what is asked about alone"
 
 
 def test_the_live_verdict_is_the_recorded_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

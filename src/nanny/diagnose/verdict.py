@@ -39,6 +39,11 @@ class Verdict:
         return f"{self.word}: {self.reason}"
 
     @property
+    def severity(self) -> Severity | None:
+        """As bad as a finding of this severity: what lists and exit codes go by."""
+        return None if self.healthy is not False else Severity.WARNING if self.word == "SUSPECT" else Severity.ERROR
+
+    @property
     def unproved(self) -> bool:
         """Something is wrong, and nothing says why."""
         return self.healthy is False and self.diagnosis is None
@@ -108,10 +113,9 @@ def certainty(one: Diagnosis) -> str:
 
 def finding_of(verdict: Verdict) -> Finding | None:
     """The diagnosis as a finding among the others, for lists and exit codes; its code is the cause."""
-    one = verdict.diagnosis
-    if one is None:
+    one, severity = verdict.diagnosis, verdict.severity
+    if one is None or severity is None:
         return None
-    severity = Severity.WARNING if verdict.word == "SUSPECT" or verdict.first is None else verdict.first.severity
     file, _, line = one.where.rpartition(":")
     known = line.isdecimal()
     message = f"the cause, {certainty(one)}" + (f": {one.evidence[0]}" if one.evidence else "")
@@ -163,3 +167,10 @@ def first_broken_step(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None
 
 def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
     return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
+
+
+def counts_in_words(findings: Sequence[Finding]) -> str:
+    """`6 errors, 1 warning, 2 notes`."""
+    counts = severity_counts(findings)
+    nouns = {"error": "error", "warning": "warning", "info": "note"}
+    return ", ".join(amount(counts[name], noun) for name, noun in nouns.items() if counts[name]) or "no findings"

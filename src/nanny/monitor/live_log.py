@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..core.finding import Finding, Severity
 from ..core.terminal import tell, visible
-from ..diagnose.verdict import Verdict, severity_counts
+from ..diagnose.verdict import Verdict, counts_in_words
 from ..show.translation import translate, with_label
 
 LINES_PER_MINUTE = 20
@@ -60,8 +60,9 @@ def closing_lines(
 ) -> list[str]:
     """The four lines at the end of a run; `whose`: of which rank, where there are several."""
     first = verdict.first
-    said = ", ".join(f"{n} {name}" for name, n in severity_counts(findings).items() if n)
-    noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {said})" if first is not None else ""
+    noticed = ""
+    if first is not None:
+        noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {counts_in_words(findings)})"
     who = with_label(translate(whose, lang), "", lang) if whose else ""
     return [
         f"nanny: {who}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),

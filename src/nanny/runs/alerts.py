@@ -29,6 +29,7 @@ class Alerts:
     cause: Finding | None
     found: list[Finding]
     all_filtered: bool  # there are findings, but no filter lets one through
+    worst: Severity | None  # of all that was let through; without a filter, of the verdict itself
     unknown_codes: list[str]  # asked for, and not on record: they may be mistyped
     notes: list[str]
 
@@ -60,7 +61,10 @@ def find_alerts(
     unknown = [code for code in codes if code.upper() not in known]
     found = under_verdict(verdict, sort_by_step([f for f in through if f is not cause]))
     kept = cause if any(f is cause for f in through) else None
-    return Alerts(sources[0], verdict, kept, found, bool(everything) and not through, unknown, list(notes))
+    filtered = bool(codes) or any(chosen is not None for chosen in (severity, layer, steps))
+    severities = [f.severity for f in through] + ([] if filtered or verdict.severity is None else [verdict.severity])
+    worst = max(severities, default=None)
+    return Alerts(sources[0], verdict, kept, found, bool(everything) and not through, worst, unknown, list(notes))
 
 
 def under_verdict(verdict: Verdict, found: Sequence[Finding]) -> list[Finding]:

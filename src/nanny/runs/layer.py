@@ -16,7 +16,7 @@ from ..core.finding import Finding, NannyError
 from ..core.numbers import join_names
 from ..core.step import SAMPLE_STATS, Site
 from ..store import reader
-from .alerts import Steps, findings_of, is_within, sort_by_step
+from .alerts import Steps, findings_of, is_within, job_verdict, sort_by_step, under_verdict
 from .source import Source
 from .stats import kinds_of, stats_of
 
@@ -73,16 +73,21 @@ def layer_history(source: Source, name: str, *, kind: str | None = None, steps: 
     sites = {kind: source.sites(kind) for kind in kinds_of(source, kind)}
     names = list(dict.fromkeys(site.name for members in sites.values() for site in members))
     findings = sort_by_step([f for f in findings_of(source) if steps is None or is_within(f, steps)])
-    own = [finding for finding in findings if finding.site == name]
-    if own and name not in names:
-        return LayerHistory(source, name, [], own, [])
+    if name not in names and any(finding.site == name for finding in findings):
+        return LayerHistory(source, name, [], _under_verdict(source, findings, name), [])
     name = chosen_name(name, names)
     histories = [_site_history(source, kind, members, name, first, last) for kind, members in sites.items()]
     found = [history for history in histories if history is not None and len(history.steps)]
     if not found:
         raise NannyError(f"{name} was never measured{' in these steps' if steps else ''}; it may not have been called")
     inner = [site.name for site in sites.get("grad", ()) if site.name.startswith(f"{name}.")]
-    return LayerHistory(source, name, found, [finding for finding in findings if finding.site == name], inner)
+    return LayerHistory(source, name, found, _under_verdict(source, findings, name), inner)
+
+
+def _under_verdict(source: Source, findings: Sequence[Finding], name: str) -> list[Finding]:
+    """Those of this layer. What to change is said as the verdict on the run says it."""
+    own = [finding for finding in findings if finding.site == name]
+    return under_verdict(job_verdict([source], findings_of(source)), own) if own else []
 
 
 def chosen_name(wanted: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...core.finding import Finding, Severity
 from ...core.numbers import amount, join_names
 from ...core.plain_json import finding_object
-from ...diagnose.verdict import severity_counts
+from ...diagnose.verdict import counts_in_words
 from ...show.findings import STYLES
 from ...show.tables import Answer, Column, Line, Table
 from ..alerts import Alerts, repeats
@@ -33,13 +33,14 @@ def alerts_answer(alerts: Alerts, limit: int | None, *, in_blocks: bool, fail_on
     """In blocks for a terminal, which also shows only so many unless told; else as a table."""
     found = alerts.found
     shown = found[: limit or (ALERTS_SHOWN if in_blocks else None)]
-    counts = "no finding matches; without filters there are some" if alerts.all_filtered else _severities(found)
+    counts = "no finding matches; without filters there are some" if alerts.all_filtered else counts_in_words(found)
+    counts += " but the diagnosis" if alerts.cause is not None and not found else ""
     lines = [Line(title_of(alerts.source), indent=4), *(Line(note, "warning", 4) for note in alerts.notes)]
     lines.append(Line(f"{alerts.verdict.text}.", "good" if alerts.verdict.healthy else STYLES[Severity.ERROR], 4))
     if alerts.cause is not None and in_blocks:
         lines.append(Line(f"    fix: {alerts.cause.hint}", indent=9))
     lines.append(Line(counts))
-    lines += _blocks(shown) if in_blocks else []
+    lines += finding_blocks(shown) if in_blocks else []
     if len(shown) < len(found):
         lines += [Line(""), Line(f"… and {len(found) - len(shown)} more findings; --limit {len(found)} shows all")]
     table = Table(_ALERT_COLUMNS, [_alert_row(finding) for finding in shown], rest="findings")
@@ -54,11 +55,11 @@ def alerts_answer(alerts: Alerts, limit: int | None, *, in_blocks: bool, fail_on
         },
         flat=table,
         next=_after_alerts(alerts),
-        exit_code=int(fail_on is not None and any(finding.severity >= fail_on for finding in (alerts.cause, *found) if finding)),
+        exit_code=int(fail_on is not None and alerts.worst is not None and alerts.worst >= fail_on),
     )
 
 
-def _blocks(findings: Sequence[Finding]) -> list[Line]:
+def finding_blocks(findings: Sequence[Finding]) -> list[Line]:
     """Each finding as a block; what to do about a code is said once."""
     lines: list[Line] = []
     seen: set[str] = set()
@@ -66,11 +67,6 @@ def _blocks(findings: Sequence[Finding]) -> list[Line]:
         lines += [Line(""), *finding_lines(finding, hint=finding.code not in seen)]
         seen.add(finding.code)
     return lines
-
-
-def _severities(found: Sequence[Finding]) -> str:
-    counts = severity_counts(found)
-    return ", ".join(amount(counts[name], noun) for name, noun in (("error", "error"), ("warning", "warning"), ("info", "note")))
 
 
 def _alert_row(finding: Finding) -> list[object]:

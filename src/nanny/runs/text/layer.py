@@ -16,7 +16,7 @@ from ...show.tables import Answer, Column, Line, Table
 from ..layer import KindHistory, LayerHistory
 from ..source import title_of
 from ..stats import stored_format
-from .alerts import finding_lines
+from .alerts import finding_blocks
 from .stats import NOT_SHOWN, TITLES
 from .summary import CURVE_WIDTH
 
@@ -31,8 +31,7 @@ def layer_answer(layer: LayerHistory, limit: int | None) -> Answer:
         lines.append(Line("an operation or another place that is not measured", indent=4))
     if layer.parameters:
         lines.append(Line(f"its parameters: {join_names(layer.parameters, 4)}", indent=4))
-    for finding in layer.findings[:FINDINGS_SHOWN]:
-        lines += [Line(""), *finding_lines(finding)]
+    lines += finding_blocks(layer.findings[:FINDINGS_SHOWN])
     if len(layer.findings) > FINDINGS_SHOWN:
         lines.append(Line(f"… and {len(layer.findings) - FINDINGS_SHOWN} more findings"))
     for history in layer.kinds:

@@ -191,11 +191,12 @@ function setUpFindings() {
   const severities = [["", t("all severities")], ...["error", "warning", "info"].map((name) => [name, `${t(name)} (${counts[name]})`])];
   const pick = (name, options) => make("select", { "aria-label": name, on: { change: (event) => update({ [name]: event.target.value }) } },
     options.map(([value, text]) => make("option", { value, selected: state[name] === value }, text)));
-  fill("findings", make("h2", {}, t("findings")), make("div", { class: "bar" },
+  const none = !page.findings.length; // nothing to choose from
+  fill("findings", make("h2", {}, t("findings")), none ? null : make("div", { class: "bar" },
     pick("severity", severities), pick("code", [["", t("all codes")], ...codes.map((code) => [code, code])]),
     make("input", { type: "search", value: state.search, placeholder: t("filter findings"), size: 16, "aria-label": t("filter findings"),
       on: { input: (event) => update({ search: event.target.value }) } })),
-    make("div", { class: "quiet keys" }, t("keys")), make("ol", { id: "finding-list" }));
+    none ? null : make("div", { class: "quiet keys" }, t("keys")), make("ol", { id: "finding-list" }));
   drawFindings();
 }
 
@@ -212,7 +213,7 @@ function drawFindings() {
         f.site ? make("span", { class: "site" }, shortened(f.site, 90)) : null,
         make("span", { class: "said" }, rich(said(f.message)), f.hint ? make("span", { class: "fix" }, ` ${labelled("fix")}`, rich(said(f.hint))) : null)));
   });
-  const none = page.findings.length ? t("findings.nothing matches") : t("findings.none");
+  const none = t(`findings.${page.findings.length ? "nothing matches" : page.diagnoses.length ? "but the diagnosis" : "none"}`);
   const rest = page.findings_left_out ? make("li", { class: "quiet none" }, t("findings.left out", page.findings_left_out)) : null;
   fill("finding-list", items.length ? items : make("li", { class: "quiet none" }, none), rest);
   markFinding();
@@ -323,6 +324,7 @@ async function describePlace() {
     when = when ?? stepsOf(matrix, row, column);
     if (quantity === "headroom") empty = code === CODE.zero;
     if (quantity.startsWith("flushed") && (empty || formatChosen().name !== "fp16")) continue; // of zeros nothing is left to lose
+    if (quantity === "flushed") empty = code === CODE.zero;
     if (code) parts.push(describe(code, quantity, kind));
   }
   const there = when && step >= when.first && step <= when.last; // else the nearest sample is another step's
@@ -379,7 +381,7 @@ function drawComparison() {
   if (!c) return;
   const heads = ["layer", "kind", "parts at", "reference", "this run", "ratio"];
   const rows = c.layers.slice(0, 20).map((p) => make("tr", { class: "pick", on: { click: () => showPlace(p.step, p.name) } },
-    [shortened(p.name, 80), t(`k.${p.kind}`), p.step, short(p.a), short(p.b), short(p.ratio)]
+    [make("button", {}, shortened(p.name, 80)), t(`k.${p.kind}`), p.step, short(p.a), short(p.b), short(p.ratio)] // for who has no mouse
       .map((text, i) => make("td", { class: i > 1 ? "number" : i ? "" : "site", "data-head": t(heads[i]) }, text))));
   const [first, ...rest] = c.lines;
   fill("comparison", make("h2", {}, t("compare", c.other.id)),
