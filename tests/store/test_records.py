@@ -92,6 +92,22 @@ def test_evidence_may_hold_what_json_does_not_know(tmp_path):
     assert json.loads(text, parse_constant=pytest.fail) == finding.evidence
 
 
+@pytest.mark.parametrize("dumps", [lambda value, **_: json.JSONEncoder(separators=(",", ":")).encode(value).encode(), None])
+def test_a_program_that_replaces_json_dumps_harms_no_record(tmp_path, monkeypatch, dumps):
+    with monkeypatch.context() as patched:
+        patched.setattr(json, "dumps", dumps)
+        patched.setattr(json.JSONEncoder, "default", lambda self, value: "?")
+        writer = open_writer(tmp_path, argv=("train.py", "a, b"), meta={"names": ["a", "b"]})
+        writer.add_sites([Site("grad", "fc.weight", "float32", (8, 8))])
+        writer.add_finding(Finding("X", Severity.INFO, "x", evidence={"path": tmp_path}))
+        writer.close()
+    with reader.reading(writer.path) as db:  # which says if a row is not as it was written
+        run = reader.pick_run(db, None)
+        assert (run.argv, run.meta["names"]) == (("train.py", "a, b"), ["a", "b"])
+        assert reader.sites(db, run.id, "grad")[0].shape == (8, 8)
+        assert [finding.evidence["path"] for finding in reader.findings(db, run.id)] == [str(tmp_path)]
+
+
 def test_findings_keep_their_order(tmp_path):
     writer = open_writer(tmp_path)
     for step in (3, 1, 2, None):

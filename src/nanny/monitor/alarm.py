@@ -6,7 +6,6 @@ A URL gets the finding as JSON by POST; a command gets its line as the last argu
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import queue
 import shlex
@@ -17,7 +16,7 @@ import urllib.request
 from collections.abc import Callable
 
 from ..core.finding import Finding, NannyError, Severity
-from ..core.plain_json import finding_object, finite
+from ..core.plain_json import finding_object, to_text
 from ..core.terminal import tell
 from ..core.threads import signals_taken, start_thread
 from .live_log import line
@@ -62,7 +61,7 @@ def alarm(target: str) -> Callable[[Finding], None]:
 
 
 def _body(finding: Finding) -> bytes:
-    return json.dumps(finite({"text": line(finding), **finding_object(finding)})).encode()
+    return to_text({"text": line(finding), **finding_object(finding)}, indent=None).encode()
 
 
 def _post(url: str) -> Callable[[Finding], None]:

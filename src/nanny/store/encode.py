@@ -25,9 +25,9 @@ def clean_text(text: object) -> str:
 def to_json(value: Any) -> str:
     """Strict JSON of anything: non-finite numbers by name, what JSON does not know as its text."""
     try:
-        return json.dumps(value, allow_nan=False, default=_one_level)
+        return _strict(value)
     except (TypeError, ValueError):  # a key that is no text, a number that is not finite
-        return json.dumps(_plain(value), allow_nan=False)
+        return _strict(_plain(value))
 
 
 def _plain(value: Any) -> Any:
@@ -49,6 +49,9 @@ def _one_level(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return list(value)
     return value.tolist() if hasattr(value, "tolist") else str(value)  # numpy scalars and arrays
+
+
+_strict = json.JSONEncoder(allow_nan=False, default=_one_level).encode  # programs replace json.dumps
 
 
 @lru_cache(maxsize=256)

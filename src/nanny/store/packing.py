@@ -19,9 +19,12 @@ _POINT = struct.Struct("<qd")
 _KEY = struct.Struct("<qq")
 
 
+_columns_as_text = json.JSONEncoder(default=str).encode  # a damaged column may hold bytes; programs replace json.dumps
+
+
 def row_crc(*values: str | float | None) -> int:
     """CRC-32 of the columns of a row, as SQLite gives them back."""
-    return zlib.crc32(json.dumps(values, default=str).encode())  # a damaged column may hold bytes
+    return zlib.crc32(_columns_as_text(values).encode())
 
 
 def scalar_crcs(run: int, name: str, points: Sequence[tuple[int, float | None]]) -> list[int]:
