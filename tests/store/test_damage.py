@@ -70,6 +70,9 @@ QUESTIONS = [
     ["compare", "1", "2"],
     ["runs"],
     ["diagnose", "--run", "1"],
+    ["sql", "SELECT run, name, step, value FROM scalar"],
+    ["sql", "SELECT * FROM finding"],
+    ["sql", "SELECT * FROM measured"],
 ]
 
 
@@ -102,7 +105,7 @@ def check(
 
 @pytest.mark.parametrize("spoil", SPOIL)
 def test_a_damaged_store_is_summarised_as_before_or_the_damage_is_told(whole, tmp_path, spoil):
-    check(whole, tmp_path, spoil, range(12), [["summary", "--run", "1"]])
+    check(whole, tmp_path, spoil, range(12), [["summary", "--run", "1"], ["sql", "SELECT run, name, step, value FROM scalar"]])
 
 
 @pytest.mark.slow

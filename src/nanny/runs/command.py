@@ -217,7 +217,7 @@ def _sql(args: argparse.Namespace) -> Answer:
 
     if args.run is not None:
         raise NannyError(f"a query says itself which run it means; write WHERE run = {args.run} instead of --run {args.run}")
-    found = query(args.db, args.query, args.limit, args.timeout)
+    found = query(args.db, args.query, args.limit, args.timeout, args.damage)
     table = Table(tuple(Column(name, elastic=True) for name in found.columns), found.rows)
     lines = [Line(f"only the first {args.limit} rows; --limit N shows more", "warning")] if found.cut else []
     lines += [] if found.rows else [Line("no rows")]
@@ -304,7 +304,7 @@ def main(argv: Sequence[str]) -> int:
     _print(answer, "text" if command.writes else args.format, terminal_language(args.lang), getattr(args, "output", None))
     for path, parts in damage.items():
         count = f"`nanny runs --verify --db {path}` counts what is missing"
-        print(f"nanny: {damage_sentence(path, parts)}; the rest is shown, {count}", file=sys.stderr)
+        print(f"nanny: {damage_sentence(path, parts)}; what can be read is shown, {count}", file=sys.stderr)
     return 2 if damage else answer.exit_code
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from ..core.finding import NannyError
 from ..store import reader
+from ..store.damage import PARTS, Damage, lost_rows, note_damage, run_numbers
 from ..store.files import find_stores
 
 ROWS = 1000
@@ -32,17 +33,35 @@ class SelectedRows:
     cut: bool  # there are more
 
 
-def query(db: str | None, text: str, limit: int = ROWS, seconds: float = SECONDS) -> SelectedRows:
-    """What one SELECT finds in the first store that the path leads to."""
-    with reader.reading(find_stores(db)[0]) as connection:
-        names, rows = _select(connection, text, limit, seconds)
+def query(db: str | None, text: str, limit: int = ROWS, seconds: float = SECONDS, damage: Damage | None = None) -> SelectedRows:
+    """What one SELECT finds in the first store that the path leads to; all rows of the tables that it reads are checked."""
+    tables: set[str] = set()
+    with reader.reading(find_stores(db)[0], damage) as connection, reader.one_moment(connection):
+        names, rows = _select(connection, text, limit, seconds, tables)
+        for run in run_numbers(connection) if tables else []:
+            for part in lost_rows(connection, run, tables & {"run", *PARTS}):
+                note_damage(connection, part)
     return SelectedRows(names, rows[:limit], len(rows) > limit)
 
 
-def _select(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> tuple[list[str], list[tuple[object, ...]]]:
-    """Names of the columns and at most `limit` + 1 rows; NannyError for what is not a read, too slow or wrong."""
+def _select(
+    db: sqlite3.Connection, query: str, limit: int, seconds: float, tables: set[str]
+) -> tuple[list[str], list[tuple[object, ...]]]:
+    """Names of the columns and at most `limit` + 1 rows; NannyError for what is not a read, too slow or wrong.
+
+    The tables that are read are added to `tables`.
+    """
     end = time.monotonic() + seconds
-    db.set_authorizer(_authorize)
+
+    def authorize(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
+        del database, trigger
+        if action == sqlite3.SQLITE_READ and first:
+            tables.add(first)
+        reads = first in _PRAGMAS or (first in _PRAGMAS_TO_READ and not second)
+        allowed = action in _ALLOWED or (action == sqlite3.SQLITE_PRAGMA and reads)
+        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+    db.set_authorizer(authorize)
     db.set_progress_handler(lambda: int(time.monotonic() > end), CHECK_EVERY)
     try:
         found = db.execute(query)
@@ -57,13 +76,6 @@ def _select(db: sqlite3.Connection, query: str, limit: int, seconds: float) -> t
     finally:
         db.set_authorizer(None)
         db.set_progress_handler(None, 0)
-
-
-def _authorize(action: int, first: str | None, second: str | None, database: str | None, trigger: str | None) -> int:
-    del database, trigger
-    reads = first in _PRAGMAS or (first in _PRAGMAS_TO_READ and not second)
-    allowed = action in _ALLOWED or (action == sqlite3.SQLITE_PRAGMA and reads)
-    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 def _cell(value: object) -> object:

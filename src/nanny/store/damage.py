@@ -126,15 +126,16 @@ def file_damage(db: sqlite3.Connection) -> str:
     return "; ".join([*problems, *([] if said == "ok" else [f"SQLite says: {' '.join(said.split())}"])])
 
 
-def lost_rows(db: sqlite3.Connection, run: int) -> dict[str, tuple[int, int]]:
+def lost_rows(db: sqlite3.Connection, run: int, parts: Collection[str] = ("run", *PARTS)) -> dict[str, tuple[int, int]]:
     """Of each table how many rows of a run are lost or changed, and how many there were; reads all of them."""
     out = {}
-    written = dict.fromkeys(PARTS, 0) | {"run": 1}
+    written = {part: int(part == "run") for part in parts}
     missed = set()
     with contextlib.suppress(*UNREADABLE):
         missed = incomplete_tables(db, run)
         for (part, _), (rows, _) in tallies(db, run).items():
-            written[part] = written.get(part, 0) + rows
+            if part in written or part not in PARTS:
+                written[part] = written.get(part, 0) + rows
     for part, count in written.items():
         whole = 0
         with contextlib.suppress(*UNREADABLE):
