@@ -339,18 +339,19 @@ def _wrap(kind: Any) -> None:
     own = vars(kind).get("__call__")
     bind = getattr(type(own), "__get__", None)  # a function, or whatever else gives one when it is read
 
-    def original(self: Any, *args: Any, **kwargs: Any) -> Any:  # of a class above, it is whatever stands there by then
-        found = super(kind, self).__call__ if own is None else bind(own, self, kind) if bind is not None else own
-        return found(*args, **kwargs)
+    def original(self: Any) -> Any:  # not called in there: a model that calls itself needs two frames of each call as it is
+        if own is None:
+            return super(kind, self).__call__  # of a class above, it is whatever stands there by then
+        return bind(own, self, kind) if bind is not None else own
 
     @functools.wraps(kind.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
-            return original(self, *args, **kwargs)
+            return original(self)(*args, **kwargs)
         heard = [c for one in _listeners.get(kind, ()) if (c := _hear(one, self, args, kwargs)) is not None]
         out = None
         try:
-            out = original(self, *args, **kwargs)
+            out = original(self)(*args, **kwargs)
         finally:
             for made in heard:
                 _is_over(made, out)
