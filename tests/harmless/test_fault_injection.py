@@ -43,6 +43,7 @@ GUARDS = {
     "watch.calls._is_over",
     "watch.events._ignore",
     "watch.events.PartListener.__getattr__",
+    "watch.events._tell_compiled",
     "watch.events._put_back",  # these put back
     "watch.events._uninstall",
     "watch.events.leave",

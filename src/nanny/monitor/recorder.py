@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..core.step import Autopsy, StepRecord
 from ..measure import transfer
@@ -107,8 +108,8 @@ class Recorder:
         self._probe: UpdateProbe | None = None
         self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
-        self._scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()
-        self._own_scalers: weakref.WeakSet[GradScaler] = weakref.WeakSet()  # that stepped an optimizer of these models
+        self._scalers = WeakIdKeyDictionary()  # a class of the program may have no hash
+        self._own_scalers = WeakIdKeyDictionary()  # that stepped an optimizer of these models
         self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
@@ -634,7 +635,7 @@ class Recorder:
         self._note("scaler.step")
         self._note_scaler(scaler)
         self._note_optimizer(optimizer)
-        self._own_scalers.add(scaler)
+        self._own_scalers[scaler] = True
         capture.record.growth_interval = scaler.get_growth_interval()
         capture.ran = False
         if getattr(optimizer, "_step_supports_amp_scaling", False) and id(mine[0]) not in capture.unscaled:
@@ -768,9 +769,8 @@ class Recorder:
     def _note_scaler(self, scaler: GradScaler) -> None:
         if self.capture is None:
             return
-        if scaler not in self._scalers:
-            self._scalers.add(scaler)
-            self.capture.record.new_scaler = True
+        self.capture.record.new_scaler |= scaler not in self._scalers
+        self._scalers[scaler] = True
         self.capture.record.scale_static = scaler.get_backoff_factor() >= 1.0
         if scaler._scale is not None:
             self.capture.scale = number_of(scaler._scale)

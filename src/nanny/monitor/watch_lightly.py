@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..core.finding import Finding
 from ..core.step import StepRecord
@@ -46,7 +46,7 @@ class _ScaleWatch:
     told: set[str] = field(default_factory=set)  # codes of the trouble that is going on
 
 
-_scale_watches: weakref.WeakKeyDictionary[GradScaler, _ScaleWatch] = weakref.WeakKeyDictionary()
+_scale_watches = WeakIdKeyDictionary()  # of a scaler, whose class may have no hash
 _SCALE_RULES = ("SCALE_DECLINE", "SCALE_COLLAPSE", "SCALE_LOW", "SKIP_RATE")
 
 

@@ -16,6 +16,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -158,7 +159,8 @@ def _install() -> None:
 
 def _uninstall() -> None:
     while _undo:
-        _undo.pop()()
+        with suppress(Exception):  # the others are put back all the same
+            _undo.pop()()
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any], made: dict[Any, Any]) -> None:
@@ -262,6 +264,11 @@ _tell, _tell_all = _teller(anywhere=False), _teller(anywhere=True)
 _compiled = CompiledUpdates(_tell_all)
 
 
+def _tell_compiled(name: str, *about: Any) -> None:
+    with suppress(Exception):  # we are in the middle of the program's own call
+        getattr(_compiled, name)(*about)
+
+
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
     return args[position] if len(args) > position else kwargs.get(name)
 
@@ -293,7 +300,7 @@ def _around(before: Any = None, after: Any = None) -> Callable[[Any], Any]:
 
 
 def _before_backward(args: Any, kwargs: Any) -> None:
-    _compiled.heard_backward()
+    _tell_compiled("heard_backward")
     tensors = _argument(args, kwargs, 0, "tensors")
     roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
     _tell("before_backward", tuple(t for t in roots if isinstance(t, Tensor)))
@@ -319,7 +326,7 @@ def _of_scaler(event: str) -> Callable[[Any, Any], None]:
     def tell_event(args: Any, kwargs: Any) -> None:
         scaler, optimizer = _argument(args, kwargs, 0, "self"), _argument(args, kwargs, 1, "optimizer")
         if isinstance(scaler, GradScaler) and isinstance(optimizer, Optimizer) and scaler.is_enabled():
-            _compiled.heard_scaler()
+            _tell_compiled("heard_scaler")
             _tell_all(event, scaler, optimizer)
 
     return tell_event
@@ -391,7 +398,7 @@ def _optimizer_hooks() -> list[tuple[str, Any]]:
 
     def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # args holds the optimizer itself first; a closure runs forward and backward inside the step
-        _compiled.heard_step(optimizer)
+        _tell_compiled("heard_step", optimizer)
         closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
         _tell_all("before_optimizer_step", optimizer, closure is not None)
         if not callable(closure):

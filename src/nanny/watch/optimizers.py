@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from . import compiler
 from .tensors import gradient_of
@@ -29,7 +30,7 @@ class _Function:
     def __init__(self, function: Any) -> None:
         self.alive = weakref.ref(function)
         self.calls = 0
-        self.updates: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.updates = WeakIdKeyDictionary()  # optimizers
 
 
 class CompiledUpdates:
@@ -38,12 +39,12 @@ class CompiledUpdates:
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
         self._functions: dict[int, _Function] = {}
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._optimizers = WeakIdKeyDictionary()  # a class of the program may have no hash, or one of its own
         self._looks = 0
         self._heard: set[int] = set()  # optimizers that torch's hooks told of since the call began
         self._backwards = self._decisions = 0
         self._before = (0, 0)  # that call
-        self._stepped: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()  # behind which backward pass
+        self._stepped = WeakIdKeyDictionary()  # optimizer -> behind which backward pass
         self._told: list[Optimizer] = []  # that they step in the call that runs
         self._versions: list[tuple[Optimizer, list[int]]] = []  # as it began
         self._running: _Function | None = None
@@ -103,7 +104,7 @@ class CompiledUpdates:
             if has_moved:
                 known.calls = 0
             if id(one) in self._heard:  # it was not compiled after all
-                known.updates.discard(one)
+                known.updates.pop(one, None)
             elif has_moved:
                 self._tell("after_optimizer_step" if was_told else "optimizer_stepped", one)
                 self._stepped[one] = self._backwards
@@ -111,9 +112,9 @@ class CompiledUpdates:
                     self._backwards,
                     self._decisions,
                 ):  # else it was not clear before the call that there would be an update
-                    known.updates.add(one)
+                    known.updates[one] = True
             elif was_told:  # it depends
-                known.updates.discard(one)
+                known.updates.pop(one, None)
 
     def _is_ready(self, optimizer: Optimizer) -> bool:
         """Who has stepped behind the last backward pass is done: what is written into its weights now is no update of its own."""
@@ -123,7 +124,8 @@ class CompiledUpdates:
     def _look_for_optimizers(self) -> None:
         if self._looks < _MOST_LOOKS:
             self._looks += 1
-            self._optimizers.update(optimizers_alive())
+            for one in optimizers_alive():
+                self._optimizers[one] = True
 
 
 def modules_and_optimizers() -> list[Any]:
