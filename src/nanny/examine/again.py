@@ -467,7 +467,10 @@ def _obstacle(calls: Sequence[ModelCall]) -> str:
         return "a mode of the program's own was on"
     if not can_be_guarded():
         return "a profiler or a debugger is on, which would see it"
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # not in torch 2.6
+    if top_hooks is None:
+        return "this version of torch does not tell whether hooks handle what is saved for backward"
+    if top_hooks(True) is not None:
         return "hooks of the program's own handle what is saved for backward"
     if foreign_module_hooks():
         return "the program has hooks on all modules, which would run a second time"

@@ -60,7 +60,7 @@ class _Callers(torch.nn.Module):
 
 
 def _lines_with_a_hook() -> dict[int, int]:
-    if modules._has_any_global_hook():
+    if any(getattr(modules, f"_global_{kind}_hooks") for kind in ("forward_pre", "forward", "backward_pre", "backward")):
         return {}
     callers = _Callers()
     alone = callers()
