@@ -34,7 +34,7 @@ from ..watch.compiler import compiled_calls
 from ..watch.float_traps import Untrapped, traps_are_set
 from ..watch.hooks import weakly
 from ..watch.names import Held, called_part, parts_of, root_name, signature_of, unwrap
-from ..watch.optimizers import parameters_of
+from ..watch.optimizers import lr_of, parameters_of
 from ..watch.ranks import (
     LocalGradients,
     Replicas,
@@ -50,7 +50,7 @@ from . import loss_graph
 from .capture import Bits, GradientRead, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
-from .updates import UpdateProbe, lr_of, optimizer_state
+from .updates import UpdateProbe, optimizer_state
 
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step

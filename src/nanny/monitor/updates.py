@@ -15,8 +15,7 @@ from ..measure import transfer
 from ..measure.flatten import as_line, local_part, thin
 from ..measure.rows import line_of, split_small
 from ..measure.transfer import PendingRead
-from ..watch.optimizers import parameters_of
-from ..watch.steps import states_of
+from ..watch.optimizers import lr_of, parameters_of, states_of
 from ..watch.tensors import gradient_of, is_readable, short_dtype
 
 SAMPLE = 1024  # elements of a parameter
@@ -27,11 +26,6 @@ _RANK = {"float8_e5m2": 0, "float8_e4m3fn": 1, "bfloat16": 2, "float16": 3, "flo
 
 def narrowest(dtypes: set[str]) -> str:
     return min(dtypes, key=lambda name: _RANK.get(name, 9), default="")
-
-
-def lr_of(group: Mapping[str, Any]) -> float:
-    lr = group.get("lr", 0.0)
-    return float(lr) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else float("nan")
 
 
 def _samples(tensors: Sequence[Tensor], nonzero: bool = False) -> tuple[Tensor, list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Any
 
@@ -151,6 +151,16 @@ def _with_subclasses(kind: type) -> set[int]:
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+
+
+def states_of(optimizer: Optimizer) -> dict[Tensor, Any]:
+    """As torch keeps them: a class of the program's may compute something when it is asked itself."""
+    return vars(optimizer).get("state") or {}
+
+
+def lr_of(group: Mapping[str, Any]) -> float:
+    lr = group.get("lr", 0.0)
+    return float(lr) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else float("nan")
 
 
 def _some_of(optimizer: Optimizer) -> list[Tensor]:

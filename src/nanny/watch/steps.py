@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from . import events
 from .hooks import add_module_hook
 from .names import unwrap
-from .optimizers import modules_and_optimizers, optimizers_alive, parameters_of
+from .optimizers import modules_and_optimizers, optimizers_alive, parameters_of, states_of
 from .tensors import being_traced, is_readable
 
 MOST_MODELS = 8
@@ -296,11 +296,6 @@ def _versions_of(model: nn.Module) -> list[tuple[weakref.ref[Tensor], int]]:
     """Of some of the weights that are to be trained; what is written into one counts up."""
     weights = [p for p in model.parameters() if p.requires_grad and not p.is_inference()]
     return [(weakref.ref(p), p._version) for p in weights[:: len(weights) // _MOST_WEIGHTS + 1]]
-
-
-def states_of(optimizer: Optimizer) -> dict[Tensor, Any]:
-    """As torch keeps them: a class of the program's may compute something when it is asked itself."""
-    return vars(optimizer).get("state") or {}
 
 
 def _steps_taken(optimizer: Optimizer) -> int:

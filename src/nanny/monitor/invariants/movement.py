@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 from ...core.step import Breach, Update
 from ...measure.transfer import PendingRead
 from ...watch.names import unwrap
+from ...watch.optimizers import lr_of
 from ...watch.tensors import gradient_of, is_readable
-from ..updates import UpdateProbe, lr_of
+from ..updates import UpdateProbe
 from .watched import EVERY, Watched, leaves_of, sample_of
 
 MOST_FROZEN = 32
