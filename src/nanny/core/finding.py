@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import enum
 import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .numbers import amount
 from .terminal import tell
 
 
@@ -95,3 +97,20 @@ class Finding:
             elif value not in (None, "") and not (f.name == "evidence" and not value):
                 out[f.name] = value.name if isinstance(value, Severity) else value
         return out
+
+
+def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
+    return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
+
+
+def counts_in_words(findings: Sequence[Finding]) -> str:
+    """`6 errors, 1 warning, 2 notes`."""
+    counts = severity_counts(findings)
+    nouns = {"error": "error", "warning": "warning", "info": "note"}
+    return ", ".join(amount(counts[name], noun) for name, noun in nouns.items() if counts[name]) or "no findings"
+
+
+def serious_ones(findings: Sequence[Finding]) -> str:
+    """`2 errors and 1 warning`, or nothing."""
+    counts = Counter(finding.severity for finding in findings)
+    return " and ".join(amount(counts[s], s.name.lower()) for s in (Severity.ERROR, Severity.WARNING) if counts[s])

@@ -7,14 +7,13 @@ health. `verdict_of` is asked while a run goes on, at its end, and of its record
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Severity, serious_ones
 from ..core.numbers import amount
-from ..show.findings import serious_ones
 from .choose import diagnoses_of
 from .evidence import Evidence
 from .records import Diagnosis
@@ -163,14 +162,3 @@ def first_broken_step(curve: tuple[np.ndarray, np.ndarray] | None) -> int | None
     if curve is None or np.isfinite(curve[1]).all():
         return None
     return int(curve[0][np.argmin(np.isfinite(curve[1]))])
-
-
-def severity_counts(findings: Sequence[Finding]) -> Mapping[str, int]:
-    return {severity.name.lower(): sum(f.severity == severity for f in findings) for severity in reversed(Severity)}
-
-
-def counts_in_words(findings: Sequence[Finding]) -> str:
-    """`6 errors, 1 warning, 2 notes`."""
-    counts = severity_counts(findings)
-    nouns = {"error": "error", "warning": "warning", "info": "note"}
-    return ", ".join(amount(counts[name], noun) for name, noun in nouns.items() if counts[name]) or "no findings"

@@ -7,9 +7,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Severity, counts_in_words
 from ..core.terminal import tell, visible
-from ..diagnose.verdict import Verdict, counts_in_words
+from ..diagnose.verdict import Verdict
 from ..show.translation import translate, with_label
 
 LINES_PER_MINUTE = 20

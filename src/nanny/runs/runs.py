@@ -9,8 +9,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.finding import NannyError
-from ..diagnose.verdict import severity_counts
+from ..core.finding import NannyError, severity_counts
 from ..store import reader
 from ..store.damage import Damage, file_damage, lost_rows, run_numbers
 from ..store.files import DEFAULT_FOLDER, find_stores, stores_below

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ..core.finding import Finding, Severity
+from ..core.finding import Finding, Severity, severity_counts
 from ..core.numbers import median
 from ..core.step import Setup
 from ..diagnose.records import Diagnosis
-from ..diagnose.verdict import Verdict, first_broken_step, first_culprit, severity_counts
+from ..diagnose.verdict import Verdict, first_broken_step, first_culprit
 from ..store import reader
 from .alerts import findings_of, job_verdict, repeats, sort_by_step, under_verdict
 from .ranks import RankDifferences, compare_ranks, whole_norms

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..core.finding import Finding, Link, Severity
+from ..core.finding import Finding, Link, Severity, serious_ones
 from ..core.numbers import amount
 from ..core.terminal import visible
 from .term import DEFAULT_WIDTH, columns_of, paint, wrap
@@ -216,9 +216,3 @@ def danger(findings: Sequence[Finding], target: str) -> str:
     """`not safe in fp16: 2 errors and 1 warning`; empty where nothing is serious."""
     is_unsafe, serious = any(f.severity is Severity.ERROR for f in findings), serious_ones(findings)
     return f"{'not safe' if is_unsafe else 'risky'} in {target}: {serious}" if serious else ""
-
-
-def serious_ones(findings: Sequence[Finding]) -> str:
-    """`2 errors and 1 warning`, or nothing."""
-    counts = Counter(finding.severity for finding in findings)
-    return " and ".join(amount(counts[s], s.name.lower()) for s in (Severity.ERROR, Severity.WARNING) if counts[s])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.finding import NannyError
-from ..diagnose.verdict import Verdict, severity_counts
+from ..core.finding import NannyError, severity_counts
+from ..diagnose.verdict import Verdict
 from ..runs.opening import open_job
 from ..runs.summary import RankState, summarize
 from ..show.spark import sparkline

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.finding import Finding, Severity
+from ...core.finding import Finding, Severity, counts_in_words
 from ...core.numbers import amount, join_names
 from ...core.plain_json import finding_object
-from ...diagnose.verdict import counts_in_words
 from ...show.findings import STYLES
 from ...show.tables import Answer, Column, Line, Table
 from ..alerts import Alerts, repeats

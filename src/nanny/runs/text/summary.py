@@ -9,13 +9,13 @@ import numpy as np
 
 from ...core.command_line import examine_command
 from ...core.cost import cost_text
-from ...core.finding import Finding, Severity
+from ...core.finding import Finding, Severity, severity_counts
 from ...core.formats import FP32, format_of
 from ...core.numbers import amount, duration, median, power_of_two, share, short, size
 from ...core.plain_json import finding_object
 from ...core.step import Setup
 from ...diagnose.trials import trial_in_words
-from ...diagnose.verdict import Verdict, finding_of, severity_counts
+from ...diagnose.verdict import Verdict, finding_of
 from ...show.findings import STYLES
 from ...show.spark import sparkline
 from ...show.tables import Answer, Column, Line, Table
