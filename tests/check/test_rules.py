@@ -259,6 +259,39 @@ def test_a_plain_step_is_no_mistake_where_something_stands_in_for_the_scaler(oth
     assert codes(STAND_IN.format(other=other)) == told
 
 
+UNSCALED = """
+import torch
+
+def clip(optimizer, scaler, params, others, is_sharded):
+    if is_sharded:
+        scaler.unscale_(optimizer)
+        {leave}
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(params, 1.0)
+
+def train(model, batches, is_sharded):
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+    for x in batches:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(x).float().mean()
+        scaler.scale(loss).backward()
+        clip(optimizer, scaler, list(model.parameters()), [], is_sharded)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("leave", "is_told", "is_open"),
+    [("pass", True, False), ("if others == params: return", True, True), ("return", False, False)],
+)
+def test_a_second_unscale_is_only_possible_where_the_first_may_leave(leave: str, is_told: bool, is_open: bool):
+    told = [f for f in check_source(UNSCALED.format(leave=leave), "train.py", Options()) if f.code == "SCALER_UNSCALE_TWICE"]
+    assert bool(told) is is_told
+    assert any("others == params" in f.message for f in told) is is_open
+
+
 WRITE = """
 import torch
 from torch import nn

@@ -57,11 +57,12 @@ def signature(values: list[Value], kwargs: Kwargs) -> tuple[object, ...]:
 def _rebase(event: Event, base: Context) -> Event:
     at = event.at
     own = {name: getattr(at, name)[len(getattr(base, name)) :] for name in ("guards", "loops", "stack")}
-    return replace(event, at=replace(at, **own))
+    return replace(event, at=replace(at, **own, exits=at.exits - base.exits, left=at.left - base.left))
 
 
 def _move(inner: Context, outer: Context) -> Context:
-    return replace(inner, guards=outer.guards + inner.guards, loops=outer.loops + inner.loops, stack=outer.stack + inner.stack)
+    own = {name: getattr(outer, name) + getattr(inner, name) for name in ("guards", "loops", "stack")}
+    return replace(inner, **own, exits=outer.exits | inner.exits, left=outer.left | inner.left)
 
 
 class Interpreter:

@@ -65,6 +65,15 @@ def doubt_of_object(a: Value, b: Value, what: str) -> str:
     return "" if a is b or (a.thing is not None and a.thing is b.thing) else f"whether it is the same {what}"
 
 
+def doubt_of_pass(earlier: Event, later: Event) -> str:
+    """What is open where the branch of the earlier one may leave before the later one: whether it does."""
+    taken = set(earlier.at.guards)
+    for way in later.at.left - earlier.at.left:
+        if taken & way and not any((key, not arm) in taken for key, arm in way):
+            return f"whether it is left before, where `{sorted(way - taken)[0][0]}`"
+    return ""
+
+
 def scaler_of(event: Event) -> Value:
     return event.arg(0)
 

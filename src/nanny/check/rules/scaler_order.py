@@ -20,6 +20,7 @@ from .protocol import (  # fmt: skip
     backward_for,
     before,
     doubt_of_object,
+    doubt_of_pass,
     extra_guards,
     first_scale,
     identifiers,
@@ -280,7 +281,7 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "this call raises RuntimeError",
                     "keep one unscale_ per optimizer and step, before clipping",
                     chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
-                    unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer"),
+                    unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer") or doubt_of_pass(earlier, event),
                     is_proven=run_together(earlier, event) and is_in_sight(view, scaler_of(event), event.arg(1)),
                 )
                 break
