@@ -16,6 +16,8 @@ SUBMODULES = ("call:children", "call:modules", "call:named_children", "call:name
 
 
 _OBJECTS = ("tensor", "module", "optimizer", "scaler", "instance")
+_APART = ("module", "optimizer", "scaler", "instance")
+MOST_APART = 8
 
 
 def external_attribute(path: str) -> Value:
@@ -85,6 +87,13 @@ def _one_of(source: Value) -> Value | None:
     if item.kind == "tensor" or item.thing is None:
         return replace(item)
     return copy_of(item)
+
+
+def objects_in(source: Value) -> tuple[Value, ...]:
+    """The objects that a loop takes one after the other, each met by itself: callbacks, optimizers, the parts of a checkpoint."""
+    items = source.inputs if source.kind in ("list", "tuple") and 1 < len(source.inputs) <= MOST_APART else ()
+    held = [item.inputs if item.kind == "tuple" else (item,) for item in items]
+    return items if all(any(v.kind in _APART for v in parts) for parts in held) else ()
 
 
 def part_of(frame: Frame, value: Value, position: int, target: ast.AST) -> Value:
@@ -179,7 +188,7 @@ def attribute(walk: Walk, frame: Frame, base: Value, name: str, node: ast.AST) -
     if name in ("shape", "ndim"):
         return Value("const" if name == "ndim" else "", dtype="int")
     if name == "type" and base.kind == "device":
-        return constant(base.const) if base.const is not NOTHING else UNKNOWN
+        return replace(constant(base.const), sure=base.sure) if base.const is not NOTHING else UNKNOWN
     if base.kind == "tensor":
         return tensor_attribute(frame, base, name, node)
     if base.thing is not None:

@@ -13,7 +13,7 @@ from .source import OwnClass, OwnFunction
 from .torch_names import FRAMEWORK_REGIONS, MODULE_METHODS
 from .trace import MAX_DEPTH, Frame, Walk
 from .uses import dotted_name
-from .values import NONE, UNKNOWN, Args, Kwargs, Thing, Value, replace
+from .values import NONE, UNKNOWN, Args, Kwargs, Thing, Value, constant, replace
 
 
 def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str, args: Args, kwargs: Kwargs) -> Value:
@@ -42,6 +42,9 @@ def call_method(walk: Walk, frame: Frame, node: ast.Call, base: Value, name: str
     if base.kind == "dict" and isinstance(base.ref, dict) and name in ("get", "pop") and args:
         found = base.ref.get(args[0].const) if isinstance(args[0].const, str) else None
         return found if found is not None else UNKNOWN
+    if base.kind == "dict" and isinstance(base.ref, dict) and name in ("items", "values") and not base.ref.keys() & {"*", "**"}:
+        pairs = [(constant(key), item) for key, item in base.ref.items()]
+        return Value("list", inputs=tuple(Value("tuple", inputs=pair) if name == "items" else pair[1] for pair in pairs))
     if base.kind == "dict" and isinstance(base.ref, dict) and name == "update" and not frame.at.guards:
         given = args[0].ref if args and isinstance(args[0].ref, dict) else {}
         if args and (not given or "*" in given or "**" in given):  # which keys it changes is not known

@@ -271,9 +271,19 @@ def value_namedexpr(walk: Walk, frame: Frame, node: ast.NamedExpr) -> Value:
 def value_comprehension(walk: Walk, frame: Frame, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
     saved = frame.at
     frame.env.begin()
-    source = UNKNOWN
+    first = node.generators[0]
+    source = walk.evaluate(frame, first.iter)
+    known = attributes.objects_in(source) if len(node.generators) == 1 and not first.ifs else ()
+    if isinstance(node, ast.DictComp) and known:
+        items: dict[Any, Value] = {}
+        for element in known:
+            walk.assign(frame, first.target, element)
+            name = walk.evaluate(frame, node.key).const
+            items[name if name is not NOTHING else f"?{len(items)}"] = walk.evaluate(frame, node.value)
+        frame.env.take_back()
+        return Value("dict", ref=items, node=node)
     for generator in node.generators:
-        source = walk.evaluate(frame, generator.iter)
+        source = source if generator is first else walk.evaluate(frame, generator.iter)
         frame.at = frame.inside(loops=(*frame.at.loops, node))
         walk.assign(frame, generator.target, attributes.element_of(frame, source, generator.target))
         for test in generator.ifs:

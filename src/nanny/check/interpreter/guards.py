@@ -9,7 +9,7 @@ from collections.abc import Callable
 from .source import OwnClass
 from .trace import Bound, Frame, Guard, NotAll, Walk
 from .uses import dotted_name, nodes, path_of, source_of, test_key
-from .values import Thing, Value, replace
+from .values import UNKNOWN, Thing, Value, replace
 
 AMP = "amp"  # the one key for "is mixed precision (with its scaler) on"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
@@ -50,6 +50,10 @@ def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
     path = path_of(test.left) if isinstance(test, ast.Compare) else path_of(test)
     if path == key and _is_scaler(frame, path, asked):
         return AMP, arm
+    if isinstance(test, ast.Call) and test.args and dotted_name(test.func) == "hasattr":  # is it there, or what stands in for it
+        held = dotted_name(test.args[0])
+        if _is_scaler(frame, held, frame.lookup(held) or UNKNOWN):
+            return AMP, arm
     if is_dtype:  # a flag is the question that it was set by, whoever holds it
         return "dtype:" + (source_of(value.node) if path == key and value.node is not None else key), arm
     known = frame.lookup(path) if path == key else None

@@ -313,9 +313,12 @@ class Interpreter:
         source = self.evaluate(frame, node.iter)
         saved = frame.at
         frame.mark(node)
-        frame.at = replace(saved, loops=(*saved.loops, node))
-        self.assign(frame, node.target, attributes.element_of(frame, source, node.target))
-        self.run_block(frame, node.body)
+        known = attributes.objects_in(source)
+        if not known:
+            frame.at = replace(saved, loops=(*saved.loops, node))
+        for item in known or (attributes.element_of(frame, source, node.target),):
+            self.assign(frame, node.target, item)
+            self.run_block(frame, node.body)
         frame.at = saved
         self.run_block(frame, node.orelse)
         frame.is_over = False

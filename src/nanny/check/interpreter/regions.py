@@ -83,6 +83,6 @@ def region_of(name: str, args: Args, kwargs: Kwargs, node: ast.AST, file: str, d
 
 
 def _device(value: Value | None) -> str:
-    if value is None or not isinstance(value.const, str):
+    if value is None or not isinstance(value.const, str) or not value.sure:  # an option, as it is if nobody asks for another
         return ""
     return value.const.partition(":")[0]
