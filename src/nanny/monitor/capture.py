@@ -4,9 +4,10 @@ of numbers that are not on the host yet."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from ..core.step import BadCall, QuietSteps, SiteTable, StepRecord, whole_norm
 from ..diagnose.first_nonfinite import is_bad_from_outside
-from ..measure.rows import JoinedRead, PendingRows, RowBuffer, measured_lines
+from ..measure.rows import HostLayout, JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
 from ..store.packing import BITS, REDUCTION, pack_bits
 from ..watch.tensors import gradient_of
@@ -24,6 +25,7 @@ from .updates import UpdateProbe
 Sites = list[tuple[str, str, tuple[int, ...]]]  # name, dtype, shape
 SiteColumns = tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[int, ...], ...]]  # the same, column by column
 Scale = Tensor | float | None  # a number where the host has it
+_GRAD, _IS_LEAF = (getattr(Tensor, name).__get__ for name in ("grad", "is_leaf"))
 STATS = ("count", "min", "max", "norm", "mean")
 
 
@@ -61,6 +63,28 @@ class GradientRead:
         names, dtypes, shapes = self.sites
         columns = (self.counts, low, high, np.sqrt(squares), *rest)
         return SiteTable(names, dict(zip((*STATS, "nan", "posinf", "neginf"), columns)), dtypes, None, shapes)
+
+
+@dataclass(frozen=True)
+class KnownGradients:
+    """Gradients that were read together on the host, as they were: the next step's are most often alike."""
+
+    ids: list[int]  # of the parameters
+    absent: list[bool]  # those that had none
+    sites: SiteColumns
+    names: frozenset[str]
+    layout: HostLayout
+
+    def gradients_of(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+        """Those of now, if they are alike; nothing is asked one by one in Python."""
+        if self.ids != list(map(id, parameters)) or not all(map(_IS_LEAF, parameters)):
+            return None
+        grads = list(map(_GRAD, parameters))
+        if list(map(operator.is_, grads, repeat(None))) != self.absent:
+            return None
+        if True in self.absent:
+            grads = [grad for grad in grads if grad is not None]
+        return grads if self.layout.fits(grads) else None
 
 
 @dataclass

@@ -18,6 +18,7 @@ from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
 from ..core.step import Autopsy
 from ..measure import transfer
 from ..watch.bad_lines import assignments_behind_backward
+from ..watch.names import Held
 from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype
 
 MOST_NODES = 100_000
@@ -89,6 +90,29 @@ def bad_from_outside(weights: Mapping[str, Tensor], given: Sequence[Tensor]) -> 
         if is_readable(tensor) and bool((tensor.isnan() | tensor.isposinf()).any()):
             return Autopsy("input", from_data=True, dtype=short_dtype(tensor.dtype), nan=bool(tensor.isnan().any()))
     return None
+
+
+def autopsy_of_loss(
+    root: Tensor,
+    parameters: Mapping[int, str],
+    owners: Mapping[int, Held],
+    given: Sequence[Tensor],
+    packed: bool,
+    receives: bool,
+    compiled: bool,
+) -> Autopsy | None:
+    """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in.
+
+    `packed`: the program keeps saved tensors elsewhere; `receives`: what the model is given comes from another process.
+    """
+    received = bad_from_outside({}, given) if receives else None
+    if received is not None:
+        return received  # what a stage is given has a graph of its own, on another rank
+    found = None if packed else first_nonfinite(root, parameters)
+    if found is not None and found.sure:
+        return found
+    weights = {name: p for key, name in parameters.items() if (p := owners[key]()) is not None}
+    return bad_from_outside(weights, given) or (None if compiled else found)
 
 
 def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import operator
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import repeat
 from threading import get_ident
 from time import perf_counter  # the one of now: programs replace it to freeze time
 from typing import Any, TypeVar, cast
@@ -23,7 +20,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..core.step import Autopsy, StepRecord
+from ..core.step import StepRecord
 from ..measure import transfer
 from ..measure.rows import HostLayout, JoinedRead, RowBuffer, count_nonfinite, pack_gradients
 from ..measure.sketch import checksum, reduction_rows, sketch
@@ -47,7 +44,7 @@ from ..watch.ranks import (
 )
 from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
 from . import loss_graph
-from .capture import Bits, GradientRead, Scale, SiteColumns, Sites, StepCapture
+from .capture import Bits, GradientRead, KnownGradients, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
 from .trace import HISTOGRAM_SAMPLE, BadOutput, StepTrace
 from .updates import UpdateProbe, optimizer_state
@@ -58,7 +55,6 @@ MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
 MOST_BELOW = 3  # levels of modules between a model and what the program calls of it
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
-_GRAD, _IS_LEAF = (getattr(Tensor, name).__get__ for name in ("grad", "is_leaf"))
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -70,17 +66,6 @@ def guard(method: F) -> F:
         return self.run(method, self, *args, **kwargs)
 
     return cast(F, wrapper)
-
-
-@dataclass(frozen=True)
-class KnownGradients:
-    """Gradients that were read together on the host, as they were: the next step's are most often alike."""
-
-    ids: list[int]  # of the parameters
-    absent: list[bool]  # those that had none
-    sites: SiteColumns
-    names: frozenset[str]
-    layout: HostLayout
 
 
 class Recorder:
@@ -439,16 +424,10 @@ class Recorder:
             self._read_untraced(capture, (names, dtypes, shapes), grads, scale, layout)
 
     def _read_as_before(self, capture: StepCapture, parameters: Sequence[Tensor], scale: Scale) -> bool:
-        """The gradients of these parameters, if they are like those of the last time; nothing is asked one by one in Python."""
+        """The gradients of these parameters, if they are like those of the last time."""
         known = self._known.get(id(parameters[0])) if parameters else None
-        if known is None or known.ids != list(map(id, parameters)) or not all(map(_IS_LEAF, parameters)):
-            return False
-        grads = list(map(_GRAD, parameters))
-        if list(map(operator.is_, grads, repeat(None))) != known.absent:
-            return False
-        if True in known.absent:
-            grads = [grad for grad in grads if grad is not None]
-        if not known.layout.fits(grads):
+        grads = None if known is None else known.gradients_of(parameters)
+        if known is None or grads is None:
             return False
         capture.read = known.names
         self._read_untraced(capture, known.sites, grads, scale, known.layout)
@@ -558,7 +537,10 @@ class Recorder:
         looks = isinstance(loss, float) or transfer.reads_freely(root.device)
         seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
         if looks and capture.record.autopsy is None and not is_finite(seen):
-            capture.record.autopsy = self._autopsy(root, capture.packed)
+            given = [t for call in self._model_calls for t in call.inputs]
+            capture.record.autopsy = loss_graph.autopsy_of_loss(
+                root, self.parameters, self._owners, given, capture.packed, capture.receives, bool(self.compiled)
+            )
         return bool(capture.losses) and not is_finite(capture.losses[-1]) if looks else None
 
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
@@ -579,19 +561,6 @@ class Recorder:
         capture = self.capture
         if capture is not None and capture.graph is not None and capture.record.autopsy is None and not capture.packed:
             capture.record.autopsy = loss_graph.hidden_nonfinite(capture.graph, self.parameters)
-
-    def _autopsy(self, root: Tensor, packed: bool) -> Autopsy | None:
-        """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in."""
-        given = [t for call in self._model_calls for t in call.inputs]
-        if self.capture is not None and self.capture.receives:
-            received = loss_graph.bad_from_outside({}, given)
-            if received is not None:
-                return received  # what a stage is given has a graph of its own, on another rank
-        found = None if packed else loss_graph.first_nonfinite(root, self.parameters)
-        if found is not None and found.sure:
-            return found
-        weights = {name: p for key, name in self.parameters.items() if (p := self._owners[key]()) is not None}
-        return loss_graph.bad_from_outside(weights, given) or (None if self.compiled else found)
 
     @guard
     def loss_scaled(self, scaler: GradScaler, loss: Tensor, scaled: Tensor) -> None:
