@@ -177,6 +177,17 @@ def test_without_an_optimizer_of_torch_each_backward_counts_after_a_while():
     assert clock.step == 3
 
 
+def test_the_optimizer_of_a_second_phase_has_steps_of_its_own():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1))
+    first, second = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(model[1].parameters(), 0.1)
+    with StepClock(lambda _: None) as clock:
+        for optimizer in (first, second):  # the first one stays alive
+            for _ in range(ITERATIONS):
+                model(torch.randn(3, 2)).sum().backward()
+                optimizer.step()
+    assert clock.step + 1 == 2 * ITERATIONS
+
+
 @pytest.mark.parametrize("by", ["backward", "grad"])
 def test_weights_that_the_loop_moves_itself_end_a_step(by: str):
     model = nn.Linear(2, 1)

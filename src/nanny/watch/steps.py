@@ -58,6 +58,7 @@ class StepClock(events.PartListener):
         self._whole: dict[int, weakref.ref[nn.Module]] = {}  # what `found` was told
         self._prefixes: set[str] = set()
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+        self._met: weakref.WeakSet[Optimizer] = weakref.WeakSet()  # of these all that ever stepped
         self._in_evaluation: dict[int, weakref.ref[nn.Module]] = {}  # called with gradients, not in train mode
         self._updated: set[int] = set()  # roots for which no further optimizer is waited
         self._called: set[int] = set()
@@ -258,6 +259,9 @@ class StepClock(events.PartListener):
             return
         if self._in_evaluation:
             self._find_trained(optimizer)
+        if optimizer not in self._met and self._begun > 1 and not self._has_stepped:
+            self._optimizers.clear()  # steps were whole without it, and those of before do not step with it: a second phase
+        self._met.add(optimizer)
         self._optimizers[optimizer] = None
         self._stepped_twice = self._stepped_twice or optimizer in self._stepped
         self._stepped.add(optimizer)
