@@ -32,7 +32,9 @@ class Arrivals:
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
         self.arrived: set[str] = set()
+        self._alive: set[str] = set()  # of them those that are still trained: a part may be frozen, or replaced
         self._missing: dict[str, int] = {}  # looks at which there was none, or only zeros
+        self._since: dict[str, tuple[int, int]] = {}  # looks, and steps of optimizers, before the first of these
         self._zero: set[str] = set()  # of them those that had one, of zeros
         self._ran: set[str] = set()
         self._ran_without_grad: set[str] = set()
@@ -58,6 +60,9 @@ class Arrivals:
                 self._missing.pop(name, None)
                 continue
             self._missing[name] = self._missing.get(name, 0) + 1
+            self._since.setdefault(name, (self._looks - 1, self._watched.total - 1))
+        if self._missing:
+            self._alive = self.arrived & {names[id(p)] for p in self._watched.trainable()}
         self._look_for_unread()
 
     def _look_for_unread(self) -> None:
@@ -90,9 +95,11 @@ class Arrivals:
     def breaches(self) -> Iterator[Breach]:
         watched = self._watched
         unused_is_meant = any(held_by(model, "find_unused_parameters") for model, _ in watched.models)
-        if not self.arrived and self._zero:
-            yield watched.breach("no_gradient", sorted(self._zero), watched.total, watched.total, ("nowhere", "zero"))
-        if unused_is_meant or not self.arrived:
+        nowhere = self._zero & self._missing.keys()
+        if not self._alive and nowhere:
+            steps = watched.total - min(self._since[name][1] for name in nowhere)
+            yield watched.breach("no_gradient", sorted(nowhere), steps, watched.total, ("nowhere", "zero"))
+        if unused_is_meant or not self._alive:
             return
         if self._known is None:
             kinds = self._kinds_of_missing()
@@ -105,10 +112,10 @@ class Arrivals:
         """Parameters that have had none at any look, by what their modules did meanwhile."""
         kinds: dict[str, list[str]] = {}
         prefixes = tuple(prefix for _, prefix in self._watched.models if prefix)
-        own = any(not name.startswith(prefixes) for name in self.arrived)  # of the model without a prefix
-        reached = modules_of(self.arrived)
+        own = any(not name.startswith(prefixes) for name in self._alive)  # of the model without a prefix
+        reached = modules_of(self._alive)
         for name, looks in self._missing.items():
-            if looks < self._looks:
+            if looks < self._looks - self._since[name][0]:
                 continue
             inside = name.rpartition(".")[0]
             site = inside or self._root_site

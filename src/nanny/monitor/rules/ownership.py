@@ -138,8 +138,11 @@ _WHY_NONE = {
 }
 
 
-def _is_zero_in_fp32(run: RunHistory) -> bool:
-    seen = [g.reference_norm for exam in run.examinations for g in exam.gradients]
+def _is_zero_in_fp32(names: Sequence[str], step: StepRecord, run: RunHistory) -> bool:
+    """bf16 reaches as far as FP32; in fp16 it takes an examination to tell."""
+    if run.amp_dtype != "float16" and (step.grads is None or "float16" not in step.grads.dtypes):
+        return True
+    seen = [g.reference_norm for exam in run.examinations for g in exam.gradients if g.name in names]
     return bool(seen) and not any(seen)
 
 
@@ -180,7 +183,7 @@ def no_gradient_arrives(step: StepRecord, run: RunHistory) -> Iterator[Observati
             continue
         if "zero" in one.traits and _has_dead_output(run.last_trace):
             continue
-        if "nowhere" in one.traits and not (step.loss and _is_zero_in_fp32(run)):
+        if "nowhere" in one.traits and not (step.loss and _is_zero_in_fp32(one.names, step, run)):
             continue  # no reward yet, or a format too short
         if _is_short_format(run, one.names):
             continue
