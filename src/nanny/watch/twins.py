@@ -35,6 +35,7 @@ aten = torch.ops.aten
 _SEEDED = torch.Tag.nondeterministic_seeded
 _RESHAPES_IN_PLACE = torch.Tag.inplace_view  # squeeze_, transpose_: the storage, and so the twin, stays what it is
 _SOFTMAX = {aten._softmax.default, aten._log_softmax.default}  # their last argument asks for half -> float, on CUDA
+_UNSCALES, _MOVES_SCALE = aten._amp_foreach_non_finite_check_and_unscale_.default, aten._amp_update_scale_.default
 _CLAMPS = {aten.clamp.default, aten.clamp_.default}
 
 
@@ -223,6 +224,8 @@ class Twins:
         """Is a low-precision value read, written or made, or one that descends from such?"""
         if self._wide == torch.float64 and any(t.dtype in WIDER for t in op.stored):
             return True
+        if op.func is _MOVES_SCALE:
+            return False  # the scale is what the program makes of its own overflows
         if any(t.dtype in LOW or self._twins.has(t) for t in op.stored):
             return True
         if op.func in _CLAMPS and saturates_as(op.args) is not None:
@@ -242,6 +245,8 @@ class Twins:
         finally:
             if randomness is not None:
                 randomness.resume()
+        if op.func is _UNSCALES and has_storage(op.args[1]):
+            self._twins.drop(op.args[1])  # and so is whether there was one
         return twin_out
 
     def _report(self, op: Op, twin_out: Any) -> None:

@@ -121,23 +121,26 @@ def accumulation_in_fp32_with_clipping(dtype: torch.dtype = torch.float16) -> Tr
     return Training(model, optimizer, step, scaler)
 
 
-def gan_with_two_optimizers(dtype: torch.dtype = torch.float16) -> Training:
+def gan_with_two_optimizers(dtype: torch.dtype = torch.float16, scale: float = 2.0**16, judged: int = 1) -> Training:
     """One scaler for both; the loss of a GAN need not fall."""
     critic = nn.Sequential(nn.Linear(6, 24), nn.LeakyReLU(0.2), nn.Linear(24, 1))
     model = nn.ModuleDict({"generator": mlp(4, 24, 6), "critic": critic})
     optimizers = [torch.optim.Adam(model[part].parameters(), lr=1e-3, betas=(0.5, 0.99)) for part in ("generator", "critic")]
-    scaler = GradScaler("cpu")
+    scaler = GradScaler("cpu", init_scale=scale)
 
     def verdict(x, real):
         return F.binary_cross_entropy_with_logits(model["critic"](x), torch.full((len(x), 1), float(real)))
 
     def step(i):
         seeds, real = noise(16, 4, key=(93, i)), noise(16, 6, key=(94, i)) * 0.5 + 1
-        optimizers[1].zero_grad()
-        with low(dtype):
-            loss = verdict(real, True) + verdict(model["generator"](seeds).detach(), False)
-        scaler.scale(loss).backward()
-        scaler.step(optimizers[1])
+        for _ in range(judged):
+            optimizers[1].zero_grad()
+            with low(dtype):
+                loss = verdict(real, True) + verdict(model["generator"](seeds).detach(), False)
+            scaler.scale(loss).backward()
+            scaler.step(optimizers[1])
+            if judged > 1:
+                scaler.update()
         optimizers[0].zero_grad()
         with low(dtype):
             fooled = verdict(model["generator"](seeds), True)
@@ -147,6 +150,11 @@ def gan_with_two_optimizers(dtype: torch.dtype = torch.float16) -> Training:
         return loss.detach()
 
     return Training(model, optimizers, step, scaler)
+
+
+def gan_whose_judge_is_skipped_at_first(dtype: torch.dtype = torch.float16) -> Training:
+    """What the generator's backward adds to the infinite gradients of the judge is cleared before anybody uses it."""
+    return gan_with_two_optimizers(dtype, scale=2.0**21, judged=2)
 
 
 def teacher_averaged_in_fp32(dtype: torch.dtype = torch.bfloat16) -> Training:
@@ -264,6 +272,7 @@ PROGRAMS = [
     *healthy(bf16_weights_with_steps_that_arrive),
     *healthy(accumulation_in_fp32_with_clipping, steps=12),
     *healthy(gan_with_two_optimizers, shows=loss_moved),
+    *healthy(gan_whose_judge_is_skipped_at_first, tools="diagnose monitor", shows=loss_moved, survives=None),
     *healthy(teacher_averaged_in_fp32),
     *healthy(gru_validated_in_between),
     *healthy(ppo_with_fp32_logprobs, shows=loss_moved),
