@@ -502,6 +502,13 @@ class Signs:
         return float(norms[0]), float(norms[1:].max()), float(np.nanmax(ratios))
 
     @cached_property
+    def weights_left(self) -> bool:
+        """An update was longer than the weights by far, and they are not what they were, whatever is learnt from there."""
+        (_, norms), (_, ratios) = self.evidence.curve("weight_norm"), self.evidence.curve("update_ratio")
+        far = float(np.nanmax(ratios, initial=0.0)) >= self.limits.damage_update
+        return far and len(norms) > 1 and float(norms[1:].max()) > self.limits.thrown_weights * float(norms[0])
+
+    @cached_property
     def _rose_early(self) -> bool:
         """Loss and gradients rose out of proportion in the first half of the run, whatever they came down to."""
         (_, losses), (_, norms) = self.evidence.curve("loss"), self.evidence.curve("grad_norm")

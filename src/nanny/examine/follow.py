@@ -426,7 +426,8 @@ def _flushed_before(ledger: Ledger, step: TaggedOp) -> Suspect | None:
     if ledger.role(source)[0] not in ("given", "buffer") or not whole_storage(source).numel() > 1:
         return None
     size = whole_storage(source).abs()
-    smallest = float(size[size > 0].min()) if bool(size.any()) else math.inf
+    above = size[size > 0]  # none of NaN is
+    smallest = float(above.min()) if above.numel() else math.inf
     form = format_of(source.dtype)
     if bool(size.all()) or not smallest < form.min_normal:
         return None

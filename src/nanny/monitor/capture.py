@@ -18,7 +18,7 @@ from ..diagnose.first_nonfinite import is_bad_from_outside
 from ..measure.rows import HostLayout, JoinedRead, PendingRows, RowBuffer, measured_lines
 from ..measure.transfer import PendingRead
 from ..store.packing import BITS, REDUCTION, pack_bits
-from ..watch.tensors import gradient_of
+from ..watch.tensors import gradient_of, is_readable
 from .trace import OutputCall, StepTrace, growths_of
 from .updates import UpdateProbe
 
@@ -107,6 +107,7 @@ class StepCapture:
     unscaled: set[int] = field(default_factory=set)
     divided: set[int] = field(default_factory=set)  # of these, whose gradients wait for their update
     added_to: set[int] = field(default_factory=set)  # of those, to whose gradients a later backward has added scaled ones
+    spoilt: dict[int, str] = field(default_factory=dict)  # gradients that were not finite as backward began, and not cleared
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
     graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
     scale: Scale = None
@@ -145,26 +146,43 @@ class StepCapture:
         """Gradients of what comes next are not added to those that were there. Were these scaled ones on unscaled ones?"""
         if self.losses and self.windows[-1] != len(self.losses):
             self.windows.append(len(self.losses))
-        return self.forget_unscaled(over)
+        return self.forget_gradients(over)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Gradients of which it matters whether they are used or cleared."""
+        return bool(self.divided or self.spoilt)
 
     def unscale(self, parameters: Sequence[Tensor]) -> None:
+        self.note_stale(parameters)
         keys = {id(p) for p in parameters}
         self.record.unscaled_again |= bool(self.added_to & keys)
         self.added_to -= keys
         self.unscaled |= keys
         self.divided |= keys
 
-    def begin_backward(self, owners: Mapping[int, Callable[[], Tensor | None]]) -> None:
-        """Of a scaled loss: what was unscaled and still waits gets scaled gradients on top."""
-        self.record.backwards += 1
-        for key in self.divided if self.backward_scaled else ():
+    def begin_backward(self, owners: Mapping[int, Callable[[], Tensor | None]], suspects: Mapping[int, str]) -> None:
+        """`suspects`: parameters whose gradients were not finite in the step before."""
+        for key, name in suspects.items() if not self.backwards else ():
+            p = owners[key]()
+            if p is not None and _is_spoilt(p):
+                self.spoilt[key] = name
+        for key in self.divided if self.backward_scaled else ():  # what was unscaled and waits gets scaled gradients on top
             p = owners[key]() if key in owners else None
             if p is not None and gradient_of(p) is not None:
                 self.added_to.add(key)
+        self.record.backwards += 1
 
-    def forget_unscaled(self, parameters: Iterable[Tensor]) -> bool:
+    def note_stale(self, parameters: Sequence[Tensor]) -> None:
+        """They are about to be used: gradients that were not finite before backward began, and not cleared since?"""
+        if self.spoilt:
+            held = [p for p in parameters if id(p) in self.spoilt and _is_spoilt(p)]
+            self.record.stale += tuple(name for p in held if (name := self.spoilt[id(p)]) not in self.record.stale)
+
+    def forget_gradients(self, parameters: Iterable[Tensor]) -> bool:
         """Their gradients are used or cleared. Whether some of them were a mixture of scaled and unscaled ones."""
-        keys = {id(p) for p in parameters} if self.divided else set()
+        keys = {id(p) for p in parameters} if self.has_waiting else set()
+        self.spoilt = {key: name for key, name in self.spoilt.items() if key not in keys}
         mixed = bool(self.added_to & keys)
         self.divided -= keys
         self.added_to -= keys
@@ -303,6 +321,11 @@ class StepCapture:
             np.concatenate(histograms) if complete else None,
             shapes,
         )
+
+
+def _is_spoilt(parameter: Tensor) -> bool:
+    grad = gradient_of(parameter)
+    return grad is not None and is_readable(grad) and not bool(grad.isfinite().all())
 
 
 def quiet_steps(captures: Sequence[StepCapture]) -> QuietSteps | None:

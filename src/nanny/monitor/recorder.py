@@ -86,6 +86,7 @@ class Recorder:
         self.find_parts()
         self.capture: StepCapture | None = None
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._asked: set[int] = set()  # optimizers that have stepped
         self.suspects: frozenset[str] = frozenset()  # parameters whose gradient was not finite at the last step
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
@@ -506,15 +507,10 @@ class Recorder:
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
         loss_is_bad = self._note_loss(capture, root)
-        if not capture.backwards and self.suspects:
-            for key, name in self.parameters.items():
-                p = self._owners[key]() if name in self.suspects else None
-                grad = None if p is None else gradient_of(p)
-                if grad is not None and is_readable(grad) and not bool(grad.isfinite().all()):
-                    capture.record.stale += (name,)
         if self.when_backward is not None and (loss_is_bad is not None or self.compiled):
             self.when_backward(bool(loss_is_bad), root)
-        capture.begin_backward(self._owners)
+        suspects = {key: name for key, name in self.parameters.items() if name in self.suspects} if self.suspects else {}
+        capture.begin_backward(self._owners, suspects)
 
     @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -634,6 +630,9 @@ class Recorder:
     @guard
     def before_optimizer_step(self, optimizer: Optimizer, has_closure: bool) -> None:
         self._updating = 0
+        if id(optimizer) not in self._asked:
+            self._asked.add(id(optimizer))
+            self.find_parts()  # its parameters may be of modules that came since
         mine = self._own_parameters(optimizer)
         if self.capture is not None:
             self.invariants.before_step(optimizer, mine, has_closure)
@@ -657,6 +656,7 @@ class Recorder:
         if self._in_scaler_step is not optimizer:
             self._note("step")
             capture.record.stepped_scaled |= capture.backward_scaled and id(mine[0]) not in capture.unscaled
+        capture.note_stale(mine)
         self._note_optimizer(optimizer)
         self._updates += 1
         if self.replicas is not None and capture.backwards and not capture.was_synced:
@@ -695,7 +695,7 @@ class Recorder:
             self._parts.forget()
         self.invariants.after_step()
         self._updating = 0
-        capture.record.stepped_scaled |= capture.begin_window(self._own_parameters(optimizer) if capture.divided else ())
+        capture.record.stepped_scaled |= capture.begin_window(self._own_parameters(optimizer) if capture.has_waiting else ())
         if self.when_updated is not None:
             self.when_updated()
         self.stepped_late = capture.ended
@@ -711,14 +711,14 @@ class Recorder:
                 self.when_cleared()
             self.invariants.cleared(optimizer)
             if self.capture is not None:
-                self.capture.begin_window(self._own_parameters(optimizer) if self.capture.divided else ())
+                self.capture.begin_window(self._own_parameters(optimizer) if self.capture.has_waiting else ())
         self._note("zero_grad")
 
     @guard
     def before_model_cleared(self, model: nn.Module) -> None:
         self.invariants.cleared_by_model(model)
         if self.capture is not None:
-            self.capture.forget_unscaled(model.parameters())
+            self.capture.forget_gradients(model.parameters())
 
     def autocast_entered(self) -> None:
         if self.capture is not None and not self.is_busy:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...core.numbers import number, share
-from ..describe import by_first_bad, by_hazard
+from ..describe import by_first_bad
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
@@ -142,7 +142,8 @@ def step_on_scaled_gradients(signs: Signs) -> Iterator[Diagnosis]:
     yield from _divided_in_part(signs)
     yield from _stepped_by_hand(signs)
     wrong, step = facts.count("stepped_scaled"), facts.first_steps.get("stepped_scaled")
-    if not wrong or not (signs.harmed or signs.runaway is not None) or any(signs.fact("divided_by_hand")):
+    away = signs.harmed or signs.runaway is not None or signs.weights_left
+    if not wrong or not away or any(signs.fact("divided_by_hand")):
         return  # a loop that divides its gradients by hand is well
     _, scales = signs.evidence.curve("scale")
     times = f", times {number(float(scales[0]))}," if len(scales) else ""
@@ -290,7 +291,6 @@ def stale_inf_grads(signs: Signs) -> Iterator[Diagnosis]:
     facts = signs.facts
     stale = facts.count("stale")
     if not stale:
-        yield from by_hazard(signs, "stale_inf_grads")
         return
     finding = signs.evidence.finding("STALE_GRADS")
     total, _, _ = signs.skips

@@ -15,6 +15,7 @@ from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
 from .early import scale_sinks
 
+_LEAST = FP16.flush_at / 2.0**24  # what is smaller, no scale that a GradScaler comes to can lift
 _RANGE = FP16.min_subnormal / FP16.max  # what is smaller beside the largest, no loss scale can lift
 
 
@@ -28,7 +29,7 @@ def _worst_loss(signs: Signs) -> tuple[Examination, list[GradientError], float] 
     for exam in signs.clean_exams:
         known = [g for g in exam.gradients if 0 < g.reference_norm < math.inf and not g.nonfinite]
         largest = max((g.reference_norm for g in known), default=0.0)
-        known = [g for g in known if g.reference_norm / math.sqrt(sizes.get(g.name, 1)) > _RANGE * largest]
+        known = [g for g in known if g.reference_norm / math.sqrt(sizes.get(g.name, 1)) > max(_RANGE * largest, _LEAST)]
         gone = [
             g for g in known
             if g.error > signs.limits.diff_grad_error and g.zero_share > g.reference_zero_share + signs.limits.flush_energy_error
