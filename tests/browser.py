@@ -79,3 +79,11 @@ def watched_page(browser: Any, own_server: str = "", **options: Any) -> Iterator
         assert watched.trouble == []
     finally:
         context.close()
+
+
+def violations(page: Any) -> list[tuple[str, list[str]]]:
+    """What axe-core finds wrong for who does not see or has no mouse: its rule, and the elements."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from browser import watched_page
+from browser import violations, watched_page
 from show.test_chinese import english_in
 from torch import nn
 
@@ -188,6 +188,7 @@ def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
             watched.page.locator(".main-svg").first.wait_for()
             assert watched.page.locator(".js-plotly-plot").count() == figures
             assert watched.page.locator("img").count() == 0
+            assert violations(watched.page) == []
 
 
 def deep(width: int = 16, layers: int = 40) -> nn.Sequential:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browser import Watched, watched_page
+from browser import Watched, violations, watched_page
 from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
 from show.test_chinese import BROKEN, english_in
 
@@ -233,12 +232,16 @@ def test_five_thousand_modules_are_a_tree_and_not_a_barcode(tmp_path, chromium):
         watched.page.goto((tmp_path / "report.html").as_uri())
         page = watched.drawn()
         assert page.locator("#tree-space .tree-row").count() < 40
+        assert violations(page) == [], "what scrolls has the keys"
         assert not page.locator("#heat-figure").is_visible()
         assert not page.locator("#heat .save").is_visible(), "nothing to take along"
         page.evaluate("() => update({ site: 'net.layers.499.part9' })")
         page.locator("#tree-grid").focus()
         page.keyboard.press("End")
         assert page.locator("#tree-space .tree-row").last.inner_text().split("\n")[1] == "499"
+        bottom = "(one) => one.getBoundingClientRect().bottom"
+        last, grid = (page.locator(place).last.evaluate(bottom) for place in ("#tree-space .tree-row", "#tree-grid"))
+        assert last <= grid + 1, "and the last row is in view"
         page.click("#map")
         page.wait_for_function("() => heat !== null && document.getElementById('heat-figure').data.length > 0")
         assert page.locator("#heat .save").is_visible()
@@ -338,12 +341,6 @@ def test_no_number_is_broken_and_no_table_cut_beside_another_run(width, tmp_path
         assert "6.01e-06" in page.locator("#verdict").inner_text()
         assert broken_numbers(page) == []
         assert page.locator(".scroll").evaluate_all("(all) => all.filter((one) => one.scrollWidth > one.clientWidth).length") == 0
-
-
-def violations(page: Any) -> list[Any]:
-    """What axe-core's own rules, all of them, find on the page; the script comes with axe-playwright-python."""
-    found = Axe().run(page).response["violations"]
-    return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
 
 
 def test_axe_finds_nothing(opened):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from browser import watched_page
+from browser import violations, watched_page
 from runs.query_recordings import nanny
 from show.test_chinese import english_in
 
@@ -118,6 +118,7 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         page = watched.drawn()
         verdict = page.locator("#verdict").inner_text()
         assert {fact for fact in ("NOT HEALTHY", title, one.culprit, place) if fact not in verdict} == set()
+        assert violations(page) == []
         assert one.remedy.replace("`", "").rstrip(".") in verdict
         assert page.evaluate("() => [state.step, page.focus.step]") == [one.step, one.step]
         focus = page.evaluate("() => [page.focus.step, page.focus.kind, page.focus.site]")
@@ -143,6 +144,8 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert name != "silent overflow" or "told by the diagnosis" in page.locator("#findings").inner_text()
         page.click("#language")
         page.wait_for_function("() => document.documentElement.lang === 'zh'")
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert violations(page) == [], "on a phone more of it scrolls"
         assert causes("zh")[one.cause].title.rstrip("。.") in page.locator("h1").inner_text()
         assert [line for line in words_of(page).splitlines() if english_in(line)] == []
 
@@ -158,6 +161,7 @@ def test_a_healthy_run_says_how_much_room_it_had_and_is_green_in_its_own_format(
         watched.page.goto((tmp_path / "report.html").as_uri())
         page = watched.drawn()
         assert page.locator("h1").inner_text().startswith("✓ HEALTHY")
+        assert violations(page) == []
         assert "bits below the end of fp16" in page.locator("#wall").inner_text()
         assert "This FP16 run SURVIVED in FP16." in page.locator("#whatif").inner_text()
         page.click("#language")
@@ -175,6 +179,7 @@ def test_a_run_in_bf16_without_autocast_is_asked_about_bf16_and_beside_its_refer
         page = watched.drawn()
         assert page.evaluate("() => state.format") == "bf16"
         assert "run 1" in page.locator("#comparison h2").inner_text()
+        assert violations(page) == []
         assert page.evaluate("() => quantitiesOf(state.kind).includes('ratio')")
         rows = page.locator("#whatif tbody tr").all_inner_texts()
         assert "✕" in next(row for row in rows if row.startswith("BF16"))

@@ -144,7 +144,7 @@ def _section(section: Section, lang: str | None) -> str:
     spoken = [translate_line(line, lang) for line in section.lines if line.text]
     lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in spoken)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
-    code = f"<pre><code>{html.escape(section.code)}</code></pre>" if section.code else ""
+    code = f'<pre tabindex="0"><code>{html.escape(section.code)}</code></pre>' if section.code else ""
     tables = "".join(_table(translate_table(table, lang)) for table in section.tables)
     title = html.escape(translate(section.title, lang))
     opened = "" if section.folded else " open"

@@ -117,10 +117,10 @@ async function drawTree() {
   const bad = tree.all.filter((node) => node.row >= 0 && tree.facts[node.row].bad !== null).length;
   document.getElementById("tree-message").textContent = tree.shown.length
     ? [t("tree.count", tree.matrix.names.length), bad ? t("tree.bad", bad) : ""].filter(Boolean).join(" · ") : t("no match", state.filter);
-  const list = document.getElementById("tree-list");
-  list.style.height = `${TREE_ROW * Math.min(TREE_MOST, Math.max(1, tree.shown.length))}px`;
-  document.getElementById("tree-space").style.height = `${TREE_ROW * tree.shown.length}px`;
-  document.getElementById("tree-grid").setAttribute("aria-rowcount", tree.shown.length + 1);
+  const grid = document.getElementById("tree-grid"); // who has the keys scrolls it, so it is what scrolls
+  grid.style.maxHeight = `${TREE_ROW * (TREE_MOST + 1) + 2}px`;
+  document.getElementById("tree-space").style.height = `${TREE_ROW * Math.max(1, tree.shown.length)}px`;
+  grid.setAttribute("aria-rowcount", tree.shown.length + 1);
   keepInView();
   drawTreeRows();
 }
@@ -128,10 +128,10 @@ async function drawTree() {
 // Only what is in view is made, and once: five thousand modules cost as much as twenty, and a click moves two marks.
 function drawTreeRows() {
   if (!tree) return;
-  const list = document.getElementById("tree-list"), from = Math.max(0, Math.floor(list.scrollTop / TREE_ROW) - 2);
+  const grid = document.getElementById("tree-grid"), from = Math.max(0, Math.floor(grid.scrollTop / TREE_ROW) - 2);
   const rows = tree.shown.slice(from, from + TREE_MOST + 5).map((node, i) => treeRow(node, from + i)), space = document.getElementById("tree-space");
   if (rows.length !== space.children.length || rows.some((row, i) => row !== space.children[i])) space.replaceChildren(...rows);
-  const [first, last] = rangeShown(), grid = document.getElementById("tree-grid");
+  const [first, last] = rangeShown();
   grid.style.setProperty("--step", state.step === null ? "-9px" : `${Math.round(((state.step - first) / (last - first)) * TREE_STRIP)}px`);
   const active = document.getElementById(`tree-row-${tree.active}`);
   if (active) grid.setAttribute("aria-activedescendant", active.id);
@@ -235,10 +235,10 @@ function fold(node, open = !tree.open.has(node)) {
 }
 
 function keepInView() {
-  const list = document.getElementById("tree-list"), top = tree.active * TREE_ROW;
-  if (top < list.scrollTop - TREE_ROW || top > list.scrollTop + list.clientHeight) list.scrollTop = top - list.clientHeight / 2; // far: to the middle
-  else if (top < list.scrollTop) list.scrollTop = top;
-  else if (top + TREE_ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + TREE_ROW - list.clientHeight;
+  const grid = document.getElementById("tree-grid"), top = tree.active * TREE_ROW, tall = grid.clientHeight - TREE_ROW; // the head stays
+  if (top < grid.scrollTop - TREE_ROW || top > grid.scrollTop + tall) grid.scrollTop = top - tall / 2; // far: to the middle
+  else if (top < grid.scrollTop) grid.scrollTop = top;
+  else if (top + TREE_ROW > grid.scrollTop + tall) grid.scrollTop = top + TREE_ROW - tall;
 }
 
 function keyInTree(event) {
@@ -262,8 +262,8 @@ function setUpTree() {
   const head = (key) => make("span", { role: "columnheader" }, t(key));
   fill("tree", make("h2", {}, t("tree")), make("div", { id: "controls", class: "bar" }), make("p", { class: "quiet" }, t("tree.hint")),
     make("p", { id: "tree-message", class: "quiet", role: "status" }),
-    make("div", { id: "tree-grid", role: "treegrid", tabindex: "0", "aria-label": t("tree"), on: { keydown: keyInTree } },
+    make("div", { id: "tree-grid", role: "treegrid", tabindex: "0", "aria-label": t("tree"), on: { keydown: keyInTree, scroll: () => requestAnimationFrame(drawTreeRows) } },
       make("div", { role: "row", class: "tree-row head", "aria-rowindex": "1" },
         ["layer", "over time", "tree.room", "tree.type", "tree.gradient", "tree.error", "tree.mark"].map(head)),
-      make("div", { id: "tree-list", role: "rowgroup", on: { scroll: () => requestAnimationFrame(drawTreeRows) } }, make("div", { id: "tree-space", role: "presentation" }))));
+      make("div", { id: "tree-space", role: "rowgroup" })));
 }

@@ -150,14 +150,14 @@ function drawDiagnoses() {
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
       make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${d.facts[language].join(" · ")}`),
-      d.source ? make("pre", { class: "source" }, d.source) : null,
+      d.source ? make("pre", { class: "source", tabindex: "0" }, d.source) : null,
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, rich(said(link))))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
       d.tried[language].length ? make("ul", {}, d.tried[language].map((text) => make("li", {}, rich(text)))) : null,
       d.confirm ? make("p", {}, labelled("confirm"), rich(said(d.confirm))) : null,
       known ? make("details", {}, make("summary", { class: "quiet" }, t("mechanism")),
         known.mechanism.split(/\n\n+/).map((part) => make("p", {}, rich(part))),
-        known.repaired ? make("pre", {}, make("code", {}, known.repaired)) : null) : null,
+        known.repaired ? make("pre", { tabindex: "0" }, make("code", {}, known.repaired)) : null) : null,
       make("div", { class: "bar" }, show ? make("button", { on: { click: show } }, t("show")) : null,
         copyButton(d.markdown[language], "as markdown", { id: "markdown" })));
   }), page.diagnoses.length ? commands(page.next) : null);
