@@ -259,6 +259,65 @@ def test_a_plain_step_is_no_mistake_where_something_stands_in_for_the_scaler(oth
     assert codes(STAND_IN.format(other=other)) == told
 
 
+METRIC = """
+import torch
+
+def train(model, batches, shares):
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cuda")
+    head = torch.nn.Linear(8, 2).cuda()
+    for x, y in batches:
+        with torch.autocast("cuda", dtype=torch.float16):
+            logits = head(x)
+            loss = torch.nn.functional.cross_entropy(logits, y)
+        optimizer.zero_grad()
+        {use}
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "severity"),
+    [
+        ("shares.append(logits.detach().softmax(1).cpu())", Severity.INFO),
+        ("loss = loss - (logits.detach().softmax(1) * logits.float()).sum()", Severity.WARNING),  # a target is trained on
+    ],
+)
+def test_a_metric_of_what_was_detached_is_a_remark(use: str, severity: Severity):
+    told = {f.code: f.severity for f in check_source(METRIC.format(use=use), "train.py", Options())}
+    assert told["NUM_SOFTMAX_HALF"] is severity
+
+
+NUMPY = """
+import torch
+from torch import nn
+
+class Aligner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 8, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        return {score}.detach().cpu().numpy()
+
+{start}
+"""
+
+
+@pytest.mark.parametrize(
+    ("score", "start", "severity"),
+    [
+        ("self.net(x)", "", Severity.WARNING),
+        ("self.net(x).log_softmax(-1)", "", Severity.INFO),  # float32, if whoever calls it has opened autocast
+        ("self.net(x).log_softmax(-1)", "Aligner()(torch.ones(1, 8, dtype=torch.bfloat16))", Severity.WARNING),
+    ],
+)
+def test_where_autocast_may_have_made_float32_numpy_is_only_possible(score: str, start: str, severity: Severity):
+    told = {f.code: f.severity for f in check_source(NUMPY.format(score=score, start=start), "align.py", Options())}
+    assert told["NUM_NUMPY_BF16"] is severity
+
+
 UNSCALED = """
 import torch
 

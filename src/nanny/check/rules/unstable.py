@@ -50,8 +50,10 @@ def _is_beside_the_loss(event: Event, view: FileView) -> bool:
 
 
 def _unstable(event: Event, view: FileView, value: Value, text: str, hint: str) -> Hit:
-    """A warning where gradients go through; in code that only runs a model, a remark: a few lost digits do not add up."""
-    severity = None if event.at.has_grad and view.is_training() else Severity.INFO
+    """A warning where gradients go through; in code that only runs a model, or of what was detached and is never trained on, a
+    remark: a few lost digits do not add up."""
+    is_metric = event.arg(0).op == "detach" and _is_beside_the_loss(event, view)
+    severity = None if event.at.has_grad and view.is_training() and not is_metric else Severity.INFO
     chain = (*half_links(value, event.file), link(event, event.op))
     return Hit(event.node, text, hint, severity, chain=chain, unknown=unknown_link(value, event.file))
 

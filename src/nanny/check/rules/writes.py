@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import WRITING_FUNCTIONS
+from ...core.ops import WRITING_FUNCTIONS, autocast_list
 from ..chains import half_links, link, node_link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
@@ -86,5 +86,14 @@ def numpy_of_bf16(event: Event, view: FileView) -> Iterator[Hit]:
         f"numpy() of a bf16 tensor raises TypeError: {value.why}",
         "call .float() first",
         chain=(*half_links(value, event.file), link(event, "it is handed to NumPy")),
-        unknown=unknown_link(value, event.file),
+        unknown=unknown_link(value, event.file) or _doubt_of_region(value, event, view),
     )
+
+
+def _doubt_of_region(value: Value, event: Event, view: FileView) -> str:
+    """What is open where nobody in sight calls the function, and autocast would have made float32 on the way."""
+    trace = view.trace_of(event)
+    is_called = trace is None or trace.name == "<module>" or event.at.regions
+    if is_called or not any(autocast_list(v.op, "cuda") == "float32" for v in ancestors(value, 12)):
+        return ""
+    return "whether autocast is on around it"
