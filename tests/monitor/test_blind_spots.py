@@ -18,6 +18,15 @@ from nanny.store import reader
 FP16 = torch.float16
 
 
+class Residual(nn.Module):
+    def __init__(self, branch: nn.Module) -> None:
+        super().__init__()
+        self.branch, self.head = branch, nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.branch(x))
+
+
 def errors(findings) -> list[tuple[str, str, int | None]]:
     return [(f.code, f.site, f.step) for f in findings if f.severity is Severity.ERROR]
 
@@ -225,15 +234,7 @@ def test_a_dead_layer_is_named_and_living_ones_are_not():
     with torch.no_grad():
         branch[0].bias.fill_(-100.0)  # never active: its weights get a gradient of exactly 0
 
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch, self.head = branch, nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x + self.branch(x))
-
-    found = train(Residual(), steps=6)
+    found = train(Residual(branch), steps=6)
     dead = said(found, "DEAD_LAYER")
     assert [f.site for f in dead] == ["branch.0"]
     assert dead[0].severity is Severity.WARNING
@@ -392,15 +393,7 @@ def test_many_dead_layers_are_one_finding_that_names_the_one_nearest_to_the_loss
     with torch.no_grad():
         branch[2].bias.fill_(-100.0)
 
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch, self.head = branch, nn.Linear(8, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x + self.branch(x))
-
-    dead = the(train(Residual(), steps=6), "DEAD_LAYER")
+    dead = the(train(Residual(branch), steps=6), "DEAD_LAYER")
     assert dead.site == "branch.2"
     assert dead.evidence["layers"] == ["branch.0", "branch.2"]
 

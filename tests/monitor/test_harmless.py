@@ -32,7 +32,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
-from training import Apply, above_info, autocast, mlp, recorded, recorded_dtypes, regression, said, scalar, the, watch
+from training import Apply, HandedOn, above_info, autocast, mlp, recorded, recorded_dtypes, regression, said, scalar, the, watch
 
 from nanny import MixedPrecisionNanny, NannyError
 from nanny.core.finding import NannyWarning
@@ -377,19 +377,6 @@ def test_unusual_tensors_do_not_stop_the_nanny(kind, tmp_path):
             optimizer.step()
     assert above_info(nanny.findings) == []
     assert recorded(tmp_path, "output", 2)["head"] > 0
-
-
-class HandedOn(torch.autograd.Function):
-    """As DistributedDataParallel hands on what its model returns: what the loss has no part of gets no gradient, not a zero."""
-
-    @staticmethod
-    def forward(ctx, *outputs):
-        ctx.set_materialize_grads(False)
-        return tuple(t.view_as(t) for t in outputs)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return gradients
 
 
 def test_an_output_that_gets_no_gradient_is_no_trouble(tmp_path):

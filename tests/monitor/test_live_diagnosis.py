@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import torch
+from corpus.overflow.products import UnitLength
 from torch import nn
 
 from nanny import MixedPrecisionNanny
 
 
-class Unit(nn.Module):
-    def __init__(self, wide: bool) -> None:
-        super().__init__()
-        self.wide = wide
-
-    def forward(self, x):
-        x = x.float() if self.wide else x
-        return x / (x * x).sum(-1, keepdim=True).sqrt()
-
-
 def lines_while_training(capsys, wide: bool) -> str:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), Unit(wide), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(8, 64), UnitLength(wide), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     told = []
     nanny = MixedPrecisionNanny(model, optimizer, output_dir=None, examine="every", strict=True, on_finding=told.append)
@@ -49,7 +40,7 @@ def test_the_same_norm_in_full_precision_is_not(capsys):
 def test_a_callback_hears_of_it_also_where_nothing_is_printed(capsys):
     told = []
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), Unit(wide=False), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(8, 64), UnitLength(wide=False), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, examine="every", on_finding=told.append) as nanny:
         for step in range(4):
