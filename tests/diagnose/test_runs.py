@@ -152,7 +152,7 @@ model = Area()
 monitor = MixedPrecisionNanny(model, output_dir=sys.argv[1], live=False)
 scaled_loop(model, 6, monitor)
 monitor.begin_step(6)
-monitor._recording.flush()
+monitor._recording.writer.flush()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 

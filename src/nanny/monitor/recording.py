@@ -16,8 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..core.examination import Examination
-from ..core.finding import Finding
 from ..core.formats import ABOVE_BIN, BELOW_BIN, FINITE_BINS, HISTOGRAM_BINS, LAST_BIN
 from ..core.step import (
     GRADIENT_STATS,
@@ -31,7 +29,6 @@ from ..core.step import (
     StepRecord,
     Update,
 )
-from ..diagnose.evidence import RunFacts
 from ..store.packing import BITS, REDUCTION
 from ..store.writer import RunWriter
 from ..watch.ranks import has_group
@@ -55,10 +52,10 @@ def run_info(trace_interval: int) -> RunInfo:
 
 
 class RunRecording:
-    """One run being recorded."""
+    """One run being recorded: its steps here, all else by the `writer` itself."""
 
     def __init__(self, folder: Path, info: RunInfo, on_warning: Callable[[str], None] | None = None) -> None:
-        self._writer = RunWriter(folder, info, on_warning=on_warning)
+        self.writer = RunWriter(folder, info, on_warning=on_warning)
         self._positions: dict[str, dict[str, int]] = {}
         self._last: dict[str, tuple[tuple[str, ...], Any]] = {}
         self._ring: deque[Sample] = deque(maxlen=RING)
@@ -67,46 +64,19 @@ class RunRecording:
         self._amp = ""
         self.failed_with = ""
 
-    @property
-    def path(self) -> Path:
-        return self._writer.path
-
-    @property
-    def run(self) -> int:
-        return self._writer.run
-
-    @property
-    def dropped(self) -> int:
-        return self._writer.dropped
-
-    def flush(self) -> None:
-        self._writer.flush()
-
-    def add_finding(self, finding: Finding) -> None:
-        self._writer.add_finding(finding)
-
-    def add_dump(self, step: int, site: str, saved: tuple[Path, str]) -> None:
-        self._writer.add_dump(step, site, str(saved[0]), saved[1])
-
-    def add_examination(self, examination: Examination) -> None:
-        self._writer.add_examination(examination)
-
     def set_replicas(self, groups: Sequence[Sequence[int]], shards: Mapping[str, int]) -> None:
         """Ranks that hold the same parameters (the numbers of groups in the checksums count from 1), and parameters of which
         this rank has a part, with how many have the same part."""
         known = (tuple(groups), tuple(shards.items()))
         if known != self._held:
             self._held = known
-            self._writer.set_meta(replicas=[list(ranks) for ranks in groups], shards=dict(shards))
-
-    def set_facts(self, facts: RunFacts) -> None:
-        self._writer.set_fact("facts", facts)
+            self.writer.set_meta(replicas=[list(ranks) for ranks in groups], shards=dict(shards))
 
     def add_step(self, step: StepRecord, scalars: Mapping[str, float], urgent: bool) -> None:
-        self._writer.add_scalars(step.step, scalars)
+        self.writer.add_scalars(step.step, scalars)
         if step.amp_dtype and step.amp_dtype != self._amp:
             self._amp = step.amp_dtype
-            self._writer.set_meta(amp_dtype=self._amp)
+            self.writer.set_meta(amp_dtype=self._amp)
         if step.grads is not None:
             self._add_gradients(step, urgent)
         output_grads = None if step.output_grads is None else unscale(step.output_grads, step.scale)
@@ -117,12 +87,12 @@ class RunRecording:
             ("buffer", step.buffers),
         ):
             if table is not None:
-                self._writer.add_samples([self._sample(kind, step.step, table, SAMPLE_STATS + _of_ranks(table))])
+                self.writer.add_samples([self._sample(kind, step.step, table, SAMPLE_STATS + _of_ranks(table))])
         if step.updates and not step.skipped:
-            self._writer.add_samples([self._sample("update", step.step, update_table(step.updates), UPDATE_STATS)])
+            self.writer.add_samples([self._sample("update", step.step, update_table(step.updates), UPDATE_STATS)])
 
     def add_quiet(self, quiet: QuietSteps, columns: Mapping[str, np.ndarray]) -> None:
-        self._writer.add_curves(quiet.steps, columns)
+        self.writer.add_curves(quiet.steps, columns)
         grads = quiet.last.grads
         assert grads is not None
         at = self._places("grad", grads)
@@ -131,17 +101,17 @@ class RunRecording:
             for row, numbers in enumerate((grads.columns["count"], quiet.norms, quiet.low, quiet.high)):
                 data[:, row, at] = numbers
         samples = [Sample("grad", step, GRADIENT_STATS, one.tobytes()) for step, one in zip(quiet.steps, data)]
-        self._writer.add_samples([one for one in samples if _is_kept(one.step)])
+        self.writer.add_samples([one for one in samples if _is_kept(one.step)])
         self._ring.extend(one for one in samples if not _is_kept(one.step))
 
     def _add_gradients(self, step: StepRecord, urgent: bool) -> None:
         assert step.grads is not None
         sample = self._sample("grad", step.step, step.grads, GRADIENT_STATS + _of_ranks(step.grads))
         if urgent:
-            self._writer.add_samples(self._ring)
+            self.writer.add_samples(self._ring)
             self._ring.clear()
         if urgent or step.traced or _is_kept(step.step):
-            self._writer.add_samples([sample])
+            self.writer.add_samples([sample])
         else:
             self._ring.append(sample)
 
@@ -172,7 +142,7 @@ class RunRecording:
             for i in new:
                 known[table.names[i]] = len(known)
             if new:
-                self._writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
+                self.writer.add_sites([Site(kind, table.names[i], table.dtypes[i], table.shapes[i]) for i in new])
             at = np.array([known[name] for name in table.names], dtype=np.int64)
             if len(at) == len(known) and (at == np.arange(len(at))).all():
                 at = slice(None)
@@ -183,9 +153,9 @@ class RunRecording:
         if self.failed_with:
             meta["exception"] = self.failed_with
         try:
-            self._writer.set_meta(**meta)
+            self.writer.set_meta(**meta)
         finally:
-            self._writer.close(status)
+            self.writer.close(status)
 
 
 def _is_kept(step: int) -> bool:

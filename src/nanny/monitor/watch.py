@@ -303,7 +303,7 @@ class MixedPrecisionNanny:
         if near is not None:
             self._examiner.plan.look_at(self._steps + max(near - examination.step, 1) - 1)
         if self._recording is not None:
-            self._recording.add_examination(examination)
+            self._recording.writer.add_examination(examination)
 
     def _examination_failed(self, step: int, why: str) -> None:
         if not self._told_failure:
@@ -323,7 +323,7 @@ class MixedPrecisionNanny:
 
     def _note_exception(self, recording: RunRecording, error: BaseException) -> None:
         recording.failed_with = f"{type(error).__name__}: {error}"[:500]
-        recording.flush()
+        recording.writer.flush()
 
     def _finish(self, wait: bool = False, at_once: bool = False) -> None:
         """Judges the steps whose numbers have arrived, in order. Short steps in which nothing happens wait for each other: one
@@ -382,7 +382,7 @@ class MixedPrecisionNanny:
         return True
 
     def _write_facts(self, recording: RunRecording) -> None:
-        recording.set_facts(self._history.facts)
+        recording.writer.set_fact("facts", self._history.facts)
         self._facts_written = perf_counter()
 
     def _judge(self, step: StepRecord) -> None:
@@ -452,7 +452,7 @@ class MixedPrecisionNanny:
         self._worst[key] = finding.severity
         self.findings.append(finding)
         if self._recording is not None:
-            self._recording.add_finding(finding)
+            self._recording.writer.add_finding(finding)
         self._trackers.tell_finding(finding)
         if finding.severity is Severity.ERROR and self._dense_bursts < MOST_DENSE_BURSTS and self._step is not None:
             self._dense_bursts += 1
@@ -475,7 +475,7 @@ class MixedPrecisionNanny:
             if saved is not None:
                 self._dumps.append(saved[0])
                 if self._recording is not None:
-                    self._recording.add_dump(self._step, suspect.bad.site, saved)
+                    self._recording.writer.add_dump(self._step, suspect.bad.site, str(saved[0]), saved[1])
 
     def steps_by_themselves(self, *, find_models: bool, first: int | None = 0) -> None:
         """Lets steps begin when a model is called for training; with `find_models`, models are found in the same way.
@@ -558,7 +558,7 @@ class MixedPrecisionNanny:
         if self._steps and self._trackers.any_open:
             self._attempt(lambda: self._trackers.tell_verdict(self.verdict(status)))
         if self._recording is not None:
-            self._attempt(self._recording.set_facts, self._history.facts)
+            self._attempt(self._recording.writer.set_fact, "facts", self._history.facts)
             self._attempt(self._recording.close, status, **self._attempt(self._totals, cost) or {})
         if self._live is not None and self._steps and not self._rank:
             self._attempt(self._show_end, cost, status)
@@ -571,9 +571,9 @@ class MixedPrecisionNanny:
     @property
     def recorded_at(self) -> tuple[Path, int] | None:
         """The store and the number of the run in it, on the first rank of a run that has steps on record."""
-        if not self.enabled or self._recording is None or not self._recording.run or not self._steps or self._rank:
+        if not self.enabled or self._recording is None or not self._recording.writer.run or not self._steps or self._rank:
             return None
-        return self._recording.path, self._recording.run
+        return self._recording.writer.path, self._recording.writer.run
 
     def _totals(self, cost: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -587,8 +587,8 @@ class MixedPrecisionNanny:
 
     def _show_end(self, cost: Mapping[str, Any], status: str) -> None:
         assert self._live is not None
-        dropped = self._recording.dropped if self._recording is not None else 0
-        where = self._recording.path if self._recording is not None and self._recording.path.exists() else None
+        dropped = self._recording.writer.dropped if self._recording is not None else 0
+        where = self._recording.writer.path if self._recording is not None and self._recording.writer.path.exists() else None
         if where is not None and self._rank is not None:
             where = where.parent  # all ranks write there
         count = len(self._history.examinations)
