@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from nanny import MixedPrecisionNanny
 from nanny.diagnose.records import Diagnosis
@@ -301,3 +303,49 @@ def test_a_probability_that_another_line_has_rounded_to_one(dtype: torch.dtype, 
             of_maker.step()
 
     assert [(one.cause, one.precision_caused) for one in watched(loop)] == told
+
+
+def _regression(batches: Callable[[], Iterator[tuple[Tensor, Tensor]]], ahead: Callable[[Tensor], Tensor] = lambda out: out):
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def loop() -> None:
+        for x, y in batches():
+            out = model(x).squeeze(-1)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(ahead(out), y)
+            loss.backward()
+            optimizer.step()
+
+    return watched(loop)
+
+
+def _labelled(at: int | None) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    x = torch.randn(160, 6)
+    y = x.sum(1)
+    if at is not None:
+        y[at] = math.nan
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("at", "drawn", "told"),
+    [
+        (85, True, [("data_nan", "data:target", 0.95)]),
+        (85, False, [("data_nan", "data:input", 0.6)]),  # sliced by hand: the program may have computed it before
+        (None, True, []),
+    ],
+)
+def test_a_label_that_is_no_number_is_bad_data(at: int | None, drawn: bool, told: list[tuple[str, str, float]]):
+    x, y = _labelled(at)
+    by_hand = lambda: ((x[i : i + 8], y[i : i + 8]) for i in range(0, len(x), 8))  # noqa: E731
+    found = _regression(lambda: iter(DataLoader(TensorDataset(x, y), batch_size=8)) if drawn else by_hand())
+    assert [(one.cause, one.culprit, one.confidence) for one in found[:1]] == told
+
+
+def test_what_the_loop_itself_makes_of_a_prediction_is_no_bad_label():
+    x, y = _labelled(None)
+    found = _regression(lambda: iter(DataLoader(TensorDataset(x, y), batch_size=8)), lambda out: torch.acos(9 * out))
+    assert found
+    assert all(one.cause != "data_nan" for one in found)

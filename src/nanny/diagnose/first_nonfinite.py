@@ -248,7 +248,7 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
         return Culprit(code, f"loop:{found.variable}", text, evidence)
     if found.is_factor:
         return Culprit(
-            "INPUT_NONFINITE", "input", f"the loss is {what} because a factor without a gradient is not finite", evidence
+            "INPUT_NONFINITE", "input", f"the loss is {what} because a tensor without a gradient is not finite", evidence
         )
     if found.from_data and step.from_others:
         return _from_other_rank(step.root_site, [])

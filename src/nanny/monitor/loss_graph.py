@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE
+from ..core.ops import ADDITIVE, HARMLESS, NO_SLOPE, SHIFTS
 from ..core.step import Autopsy
 from ..measure import transfer
-from ..watch.bad_lines import assignments_behind_backward
+from ..watch.bad_lines import assignments_behind_backward, reads_bad
 from ..watch.names import Held
-from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype
+from ..watch.tensors import is_plain, is_readable, kept_by, short_dtype, tensors_in
 
 MOST_NODES = 100_000
 _LARGEST_SCALE = 2.0**24
@@ -72,7 +73,7 @@ def _first_kept(root: Any, parameters: Mapping[int, str], good: dict[Any, int]) 
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
         if _has_no_maker(node, role):
-            return _of_program(_op(node), seen)
+            return Autopsy(op=_op(node), from_data=True, is_factor=True, sure=False, takes_in=True, **seen)
         maker = _latest(node, good)
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _autopsy_of(maker, parameters, seen, good)
@@ -97,13 +98,14 @@ def autopsy_of_loss(
     parameters: Mapping[int, str],
     owners: Mapping[int, Held],
     given: Sequence[Tensor],
+    drawn: Sequence[Tensor],
     packed: bool,
     receives: bool,
     compiled: bool,
 ) -> Autopsy | None:
     """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in.
 
-    `packed`: the program keeps saved tensors elsewhere; `receives`: what the model is given comes from another process.
+    `drawn`: what loaders gave last; `packed`: the program keeps saved tensors elsewhere; `receives`: what the model is given comes from another process.
     """
     received = bad_from_outside({}, given) if receives else None
     if received is not None:
@@ -112,7 +114,10 @@ def autopsy_of_loss(
     if found is not None and found.sure:
         return found
     weights = {name: p for key, name in parameters.items() if (p := owners[key]()) is not None}
-    return bad_from_outside(weights, given) or (None if compiled else found)
+    outside = bad_from_outside(weights, given)
+    if outside is None and found is not None and found.takes_in:
+        outside = taken_in(found, drawn)
+    return outside or (None if compiled else found)
 
 
 def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | None:
@@ -129,11 +134,20 @@ def singular_operation(root: Any, parameters: Mapping[int, str]) -> Autopsy | No
     return None
 
 
-def _of_program(met_by: str, seen: Mapping[str, Any]) -> Autopsy:
-    made = next(assignments_behind_backward(), None)
-    if made is None:
-        return Autopsy(op=met_by, from_data=True, is_factor=True, **seen)
-    return Autopsy(op=met_by, is_factor=True, variable=made.variable, file=made.file, line=made.line, source=made.source, **seen)
+@torch.no_grad()
+def taken_in(met: Autopsy, drawn: Sequence[Tensor]) -> Autopsy | None:
+    """What an operation met beside its graph: a line of the program made it of finite numbers, or it came with the batch.
+
+    `drawn`: what loaders gave last. Without them the lines tell what they read, which the program may have computed before.
+    """
+    lines = (line for line in assignments_behind_backward() if not line.has_graph)
+    made = next((line for line in lines if not any(t._version for t in tensors_in(line.result))), None)  # nobody wrote to it since
+    if made is not None:
+        line = {"variable": made.variable, "file": made.file, "line": made.line, "source": made.source}
+        return replace(met, from_data=False, is_factor=True, sure=True, takes_in=False, **line)  # type: ignore[arg-type]
+    if bad_from_outside({}, drawn) is not None:
+        return replace(met, from_data=True, is_factor=False, sure=True)
+    return replace(met, from_data=True, is_factor=True) if met.is_factor or reads_bad() else None
 
 
 def _has_no_maker(node: Any, role: str) -> bool:
@@ -273,7 +287,10 @@ def _autopsy_of(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any
         seen = {**seen, "size": _size_in_fp32(maker)}
     inside = parameters[id(weights[0])] if weights else ""
     after, by_zero = _nearest(maker, parameters), _divides_by_zero(maker)
-    return Autopsy(op=_op(maker), inside=inside, after=after, weight=poisoned, sure=sure, by_zero=by_zero, **seen)
+    takes_in = result is None and _op(maker) in SHIFTS & ADDITIVE and any(n is None for n, _ in maker.next_functions)
+    return Autopsy(
+        op=_op(maker), inside=inside, after=after, weight=poisoned, sure=sure, by_zero=by_zero, takes_in=takes_in, **seen
+    )  # fmt: skip
 
 
 def _divides_by_zero(node: Any) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from time import perf_counter  # the one of now: programs replace it to freeze time
@@ -42,7 +43,7 @@ from ..watch.ranks import (
     shards_of,
     summed_parts,
 )
-from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype
+from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype, tensors_in
 from . import loss_graph
 from .capture import Bits, GradientRead, KnownGradients, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
@@ -91,6 +92,7 @@ class Recorder:
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
         self._scaled: list[tuple[Any, Tensor | float]] = []  # since the last backward: grad_fn of what scale() gave, true loss
+        self._drawn: deque[list[weakref.ref[Tensor]]] = deque(maxlen=2)  # of loaders; frameworks draw one batch ahead
         self._probe: UpdateProbe | None = None
         self._updating = 0  # the optimizer whose closure has been called, until its step is over
         self._in_scaler_step: Optimizer | None = None
@@ -534,8 +536,9 @@ class Recorder:
         seen = root if loss is None or capture.backward_scaled else loss  # its scale alone may make it infinite
         if looks and capture.record.autopsy is None and not is_finite(seen):
             given = [t for call in self._model_calls for t in call.inputs]
+            drawn = [t for batch in self._drawn for held in batch if (t := held()) is not None]
             capture.record.autopsy = loss_graph.autopsy_of_loss(
-                root, self.parameters, self._owners, given, capture.packed, capture.receives, bool(self.compiled)
+                root, self.parameters, self._owners, given, drawn, capture.packed, capture.receives, bool(self.compiled)
             )
         return bool(capture.losses) and not is_finite(capture.losses[-1]) if looks else None
 
@@ -727,6 +730,7 @@ class Recorder:
     @guard
     def batch_drawn(self, iterator: Any, batch: Any) -> None:
         self.invariants.batch_drawn(iterator, batch)
+        self._drawn.append([weakref.ref(tensor) for tensor in tensors_in(batch)])
 
     def forked(self) -> None:
         self.off = True

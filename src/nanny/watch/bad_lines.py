@@ -93,6 +93,11 @@ def assignment_of(is_it: Callable[[Tensor], bool]) -> MakingLine | None:
     return next(_found_below(lambda made, _: any(map(is_it, made))), None)
 
 
+def reads_bad() -> bool:
+    """A line behind the backward pass that is called below reads what is not finite and has no graph."""
+    return any(_found_below(lambda made, read: not all(_is_good(t) for t in read if t.grad_fn is None and not t.requires_grad)))
+
+
 def _found_below(is_it: _Question) -> Iterator[MakingLine]:
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MOST_FRAMES):

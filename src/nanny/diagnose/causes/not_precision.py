@@ -179,7 +179,7 @@ def data_nan(signs: Signs) -> Iterator[Diagnosis]:
     if at is None:
         return
     if at.from_data and at.source == "factor":
-        text = "what the loss is multiplied with has no gradient and is not finite: the batch, or what the loop computed of it"
+        text = "what the loss is computed with has no gradient and is not finite: the batch, or what the loop computed of it"
         yield by_first_bad(signs, at, POSSIBLE, text)
     elif at.from_data and at.source == "batch":
         what = "NaN" if at.nan else "infinity"
@@ -198,8 +198,8 @@ def _which_data(signs: Signs, at: FirstBad) -> str:
     incident = next((i for i in signs.facts.incidents if i.step == at.step), None)
     if incident is None or incident.bad_calls:
         return "data:input"
-    op = incident.autopsy.op if incident.autopsy is not None else ""
-    return "data:target" if op in LOSS_OPS else "data:input"
+    seen = incident.autopsy
+    return "data:target" if seen is not None and (seen.takes_in or seen.op in LOSS_OPS) else "data:input"
 
 
 @cause("undefined_operation", family="not_precision", precision=False)
