@@ -65,3 +65,22 @@ def test_what_was_noticed_first_is_chinese_with_any_number_of_severities(lowest)
     said = closing_lines(verdict, findings, "", "", "", lang="zh")[0]
     assert "第 42 步 OVERFLOW op:bmm；" in said
     assert [name for name in ("noticed", "error", "warning", "info") if name in said] == []
+
+
+@pytest.mark.parametrize("last", ["metrics.db", "metrics.rank1.db"])
+def test_one_rank_tells_once_all_have_ended(last, tmp_path, capsys):
+    other = {"metrics.db": "metrics.rank1.db", "metrics.rank1.db": "metrics.db"}[last]
+    for rank in (0, 1):
+        record(tmp_path, dataclasses.replace(SICK, rank=rank, world_size=2))
+    tell_end(tmp_path / last, 1)
+    assert capsys.readouterr().err.lstrip().startswith("all 2 ranks: NOT HEALTHY")
+    tell_end(tmp_path / other, 1)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_rank_that_ends_before_another_leaves_the_last_word_to_it(tmp_path, capsys):
+    store = record(tmp_path, dataclasses.replace(SICK, world_size=2))
+    record(tmp_path, dataclasses.replace(SICK, rank=1, world_size=2, status="running"))
+    tell_end(store, 1)
+    assert capsys.readouterr().err == ""
+    assert not list(tmp_path.glob("*.svg"))

@@ -6,11 +6,17 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..core.command_line import terminal_language
+from ..core.finding import NannyError
 from ..core.terminal import tell
 from ..show.translation import translate, with_label
+
+if TYPE_CHECKING:
+    from ..runs.source import Source
 
 NO_STEP = "no training step was seen: nothing in this process called a model and then backward"
 
@@ -42,23 +48,53 @@ def _tell_end(pid: int, lang: str) -> None:
 
 
 def tell_end(store: Path, run: int, lang: str = "en") -> None:
-    """A run that is healthy has nothing to tell, and gets no picture."""
+    """A run that is healthy has nothing to tell, and gets no picture. Of a job the last rank to end tells: it alone knows all."""
     from ..runs.card import card_svg
     from ..runs.diagnose import diagnosis_lines_of
     from ..runs.opening import open_job
     from ..runs.summary import summarize
     from ..show.tables import Line, lines_text
     from ..show.term import wants_colour, width_of
-    from ..web.runlist import places_of_job
 
-    alone = len(places_of_job(store, run)) == 1
-    with open_job(str(store if alone else store.parent), run) as (sources, notes):
+    ranks = _ranks_of(store, run)
+    alone = len(ranks) == 1
+    with open_job(str(store if alone else store.parent), ranks[0][1]) as (sources, notes):
+        picture = store.parent / f"run-{ranks[0][1]}.svg"
+        if not alone and not _is_last(sources, picture):
+            return
         summary = summarize(sources, notes)
         if summary.verdict.healthy is not False:
+            picture.unlink(missing_ok=True)
             return
         whole = [Line(translate(f"all {len(sources)} ranks: {summary.verdict.text}", lang), indent=4)] if len(sources) > 1 else []
         lines = [Line(""), *whole, *diagnosis_lines_of(summary, lang)]
-        picture = store.parent / f"run-{run}.svg"
         picture.write_text(card_svg(summary, lang), encoding="utf-8")
     lines.append(Line(f"   {with_label(translate('picture', lang), str(picture), lang)}", "quiet", whole=True))
     tell(lines_text(lines, width_of(sys.stderr), wants_colour(sys.stderr)), colour=True)
+
+
+def _ranks_of(store: Path, run: int) -> list[tuple[Path, int]]:
+    """Store and run of each rank of this job in the folder; another rank's number may be another one."""
+    from ..runs.opening import open_job
+    from ..web.runlist import places_of_job
+
+    with suppress(NannyError), open_job(str(store.parent), None) as (sources, _):
+        newest = [(source.path, source.run.id) for source in sources]
+        if (store, run) in newest:
+            return newest
+    return places_of_job(store, run)
+
+
+def _is_last(sources: Sequence[Source], picture: Path) -> bool:
+    """The end of a rank is on record before it asks. So the last one finds all of them ended; of several that do, the first to
+    begin the picture tells."""
+    if any(source.run.status == "running" for source in sources):
+        return False
+    with suppress(FileNotFoundError):
+        if picture.stat().st_mtime < min(source.run.started for source in sources):
+            picture.unlink()  # of a run whose record is gone
+    try:
+        picture.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True

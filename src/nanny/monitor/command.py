@@ -120,7 +120,7 @@ _kept: list[MixedPrecisionNanny] = []  # alive until the interpreter ends
 
 
 def recorded_at() -> tuple[Path, int] | None:
-    """Store and number of the run that was watched, on the first rank, if it wrote any."""
+    """Store and number of the run that was watched, if it wrote any."""
     return _kept[-1].recorded_at if _kept else None
 
 

@@ -570,8 +570,8 @@ class MixedPrecisionNanny:
 
     @property
     def recorded_at(self) -> tuple[Path, int] | None:
-        """The store and the number of the run in it, on the first rank of a run that has steps on record."""
-        if not self.enabled or self._recording is None or not self._recording.writer.run or not self._steps or self._rank:
+        """The store and the number of the run in it, of a run that has steps on record."""
+        if not self.enabled or self._recording is None or not self._recording.writer.run or not self._steps:
             return None
         return self._recording.writer.path, self._recording.writer.run
 
