@@ -141,7 +141,7 @@ def taken_in(met: Autopsy, drawn: Sequence[Tensor]) -> Autopsy | None:
     `drawn`: what loaders gave last. Without them the lines tell what they read, which the program may have computed before.
     """
     lines = (line for line in assignments_behind_backward() if not line.has_graph)
-    made = next((line for line in lines if not any(t._version for t in tensors_in(line.result))), None)  # nobody wrote to it since
+    made = next((line for line in lines if not any(t._version for t in tensors_in(line.result))), None)  # not written to since
     if made is not None:
         line = {"variable": made.variable, "file": made.file, "line": made.line, "source": made.source}
         return replace(met, from_data=False, is_factor=True, sure=True, takes_in=False, **line)  # type: ignore[arg-type]
