@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..core.formats import format_of
-from ..core.ops import DIFFERENCES, JOINS, MOVES, PERIODIC, SAME_VALUE, SINGULAR_AT_ONE
+from ..core.ops import DIFFERENCES, JOINS, LOOKUPS, MOVES, PERIODIC, SAME_VALUE, SINGULAR_AT_ONE
 from ..watch.tensors import has_storage, short_dtype
 from .measure import extent
 from .tags import Ledger, Stored, TaggedOp
@@ -23,6 +23,7 @@ from .tags import Ledger, Stored, TaggedOp
 _MOST = 1 << 16  # elements that are looked at
 _FEW = 16
 _NEAR = 4  # spacings
+_SURE, _FP32_ROUNDS = 0.25, 2.0**-22  # numbers whose spacing in 16 bits is a hundred times what FP32 itself is off at 1
 _FORMATS = (torch.bfloat16, torch.float16)
 _KEEPS = SAME_VALUE | MOVES
 
@@ -44,8 +45,31 @@ def _as_stored(tensor: Tensor) -> Stored | None:
         return None
     if tensor.dtype in _FORMATS:
         return Stored(tensor.detach(), tensor.dtype, tensor.detach())
-    dtype = next((d for d in _FORMATS if tensor.dtype == torch.float32 and torch.equal(tensor.to(d).float(), tensor)), None)
-    return Stored(tensor.detach(), dtype, tensor.detach()) if dtype is not None and _is_rounded(tensor, dtype) else None
+    if tensor.dtype != torch.float32:
+        return None
+    values = tensor.detach()
+    dtype = next((d for d in _FORMATS if torch.equal(values.to(d).float(), values)), None)
+    if dtype is None:
+        return _as_rest_of_one(values)
+    return Stored(values, dtype, values) if _is_rounded(values, dtype) else None
+
+
+def _as_rest_of_one(values: Tensor) -> Stored | None:
+    """sqrt(1 - x), or 1 - x, of a table x of numbers in 16 bits (a noise schedule), by its grid: by chance none lies on it."""
+    if values.dim() != 1 or not bool(((values >= 0) & (values < 1)).all()) or bool(values.all()):
+        return None
+    for rest in (values.square(), values):
+        table = 1 - rest
+        sure = table[table >= _SURE]
+        for dtype in _FORMATS:
+            whole = table.to(dtype).float()
+            if (
+                len(sure) >= _FEW
+                and bool(((sure - sure.to(dtype).float()).abs() <= _FP32_ROUNDS).all())
+                and _is_rounded(whole, dtype)
+            ):
+                return Stored(values, dtype, whole, taken_from=1.0)
+    return None
 
 
 def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
@@ -56,7 +80,7 @@ def stored_since(ledger: Ledger, step: TaggedOp, real: Tensor) -> Stored | None:
         return _as_stored(real) if not step.tags and all(_is_from_outside(ledger, t) for t in step.inputs) else None
     if step.name in _KEEPS:
         known = stored_in(ledger, step.inputs[0])
-        if known is None or (not _is_raw(known) and step.name not in SAME_VALUE):
+        if known is None or (not _is_raw(known) and step.name not in SAME_VALUE | LOOKUPS):
             return None
         return replace(known, values=real.detach()) if _is_raw(known) else known
     if step.name in DIFFERENCES and len(step.inputs) == 1 and step.scalars:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional as F
 
-from corpus import Training, healthy, planted
+from corpus import BF16, FP32, Training, healthy, planted
 from corpus.draws import noise
 from corpus.loops import low, usual
 
@@ -239,7 +239,24 @@ def last_layer_of_zeros(dtype: torch.dtype = torch.float16) -> Training:
     return usual(model, optimizer, data, loss_of, dtype)
 
 
+def losses_of_a_table_in_half(fixed: bool = False, dtype: torch.dtype = BF16) -> Training:
+    """What is lost up to an age, 1 - S, where S was multiplied up in 16 bits: in the first years it is exactly 0."""
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rate = torch.linspace(4e-4, 0.03, 200, dtype=FP32 if fixed else dtype)
+    lost = 1 - torch.cumprod(1 - rate, 0).float()
+
+    def data(i: int) -> tuple[Tensor, Tensor]:
+        return noise(32, 6, key=(77, i)), (noise(32, key=(78, i)).abs() * 80).long().clamp(max=199)
+
+    def loss_of(x: Tensor, age: Tensor) -> Tensor:
+        return F.mse_loss(model(x)[:, 0], lost[age].log())
+
+    return usual(model, optimizer, data, loss_of, FP32, scaler=GradScaler("cpu", enabled=False))
+
+
 PROGRAMS = [
+    *planted(losses_of_a_table_in_half, "catastrophic_cancellation", "op:log", shows=lambda run: not run.finite),
     *planted(penalty_beyond_the_range, "constant_out_of_range", "op:mul", "op:where", "op:sum", "data", steps=16),
     *planted(eps_kept_in_half, "eps_underflow_fp16", "op:div", "op:add", steps=12),
     *planted(mask_constant_stored_in_half, "mask_inf_full_row", "op:softmax", precision_caused=None, steps=10),
