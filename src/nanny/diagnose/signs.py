@@ -345,6 +345,22 @@ class Signs:
         return None if maximised or not self.weights_ran_away(away.start) else away
 
     @cached_property
+    def bottomless(self) -> Runaway | None:
+        """The loss falls from where it began to far below 0, and on, by gradients that grow with it."""
+        steps, losses = self.evidence.curve("loss")
+        _, norms = self.evidence.curve("grad_norm")
+        known = losses[np.isfinite(losses)]
+        if len(known) < 2 * _SETTLED or not len(norms):
+            return None
+        began, low, end = float(np.abs(known[:_SETTLED]).max()), float(known.min()), median(known[-_SETTLED:])
+        norms = norms[np.isfinite(norms)]
+        grown = float(norms.max(initial=0.0)) >= self.limits.runaway_grad * median(norms[:_SETTLED])
+        if not grown or low > -self.limits.runaway_grad * began or end > low / self.limits.loss_ratio:
+            return None
+        start = int(np.argmax(losses < -began))
+        return Runaway(int(steps[start]), int(steps[np.nanargmin(losses)]), "loss", float(known[0]), low)
+
+    @cached_property
     def learns(self) -> bool:
         """The loss has come down from where it began."""
         _, values = self.evidence.curve("loss")
@@ -414,8 +430,8 @@ class Signs:
 
     def ran_away_before(self, at: FirstBad) -> bool:
         """Loss or gradients had grown by orders before the number went bad: it is a consequence."""
-        away, thrown = self.steps_too_long, self.outlier
-        return (away is not None and away.start < at.step and away.step <= at.step) or (
+        thrown, aways = self.outlier, [away for away in (self.steps_too_long, self.bottomless) if away is not None]
+        return any(away.start < at.step and away.step <= at.step for away in aways) or (
             thrown is not None and thrown.step < at.step
         )
 

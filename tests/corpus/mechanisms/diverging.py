@@ -164,7 +164,32 @@ def rates_of_a_growing_count(fixed: bool = False, dtype: torch.dtype = torch.flo
     return Training(model, optimizer, step, scaler)
 
 
+def agreement_with_its_sign_turned(fixed: bool = False, dtype: torch.dtype = torch.bfloat16) -> Training:
+    """A distance between two views of a thing, subtracted: they are driven apart without end."""
+    model = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def batch(i: int) -> list[Tensor]:
+        x = noise(32, 8, key=(310, i))
+        return [torch.cat([x, x + noise(32, 8, key=(311, i)) / 4]), x]
+
+    def criterion(out: Tensor, x: Tensor) -> Tensor:
+        one, other = out.float().chunk(2)
+        apart = (one - other).square().mean()
+        return F.mse_loss(one, x) + (apart if fixed else -40 * apart)
+
+    return supervised(model, optimizer, batch, criterion, dtype)
+
+
 PROGRAMS = [
+    *planted(
+        agreement_with_its_sign_turned,
+        "loss_without_floor",
+        "loop:loss",
+        precision_caused=False,
+        shows=lambda run: min(run.losses) < -100,
+        steps=120,
+    ),
     *planted(explodes_within_the_first_steps, "lr_too_high", *LR, precision_caused=False, shows=grown),
     *planted(rate_of_a_larger_batch, "lr_too_high", *LR, precision_caused=False, shows=grown, steps=30),
     *planted(rate_behind_a_scale_search, "lr_too_high", *LR, precision_caused=False, shows=grown, steps=24),

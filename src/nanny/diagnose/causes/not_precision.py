@@ -219,6 +219,25 @@ def float32_overflow(signs: Signs) -> Iterator[Diagnosis]:
         yield by_first_bad(signs, at, CERTAIN if at.source == "examination" else POSSIBLE)
 
 
+@cause("loss_without_floor", family="not_precision", precision=False)
+def loss_without_floor(signs: Signs) -> Iterator[Diagnosis]:
+    """The loss falls below 0 and on without end: a term has the wrong sign, or nothing bounds it."""
+    away = signs.bottomless
+    if away is None or signs.outlier is not None:
+        return
+    yield Diagnosis(
+        culprit="loop:loss",
+        confidence=LIKELY,
+        evidence=(
+            f"the loss falls from {number(away.low)} to {number(away.high)} at step {away.step}, and stays there or goes on",
+            f"it is below 0 from step {away.start} on, and gradients grow with it: the lower the loss, the faster it falls",
+        ),
+        chain=("a term with the wrong sign, or without a bound", "a loss without a lowest value", "outputs grow for ever"),
+        step=away.start,
+        precision_caused=False,
+    )
+
+
 @cause("targets_outside_range", family="not_precision", precision=False)
 def targets_outside_range(signs: Signs) -> Iterator[Diagnosis]:
     """A binary cross entropy is given targets below 0 or above 1: it has no lowest value then.
