@@ -15,6 +15,7 @@ from typing import Any
 
 from ..core.finding import Finding, Severity
 from ..diagnose.verdict import Verdict
+from ..watch.optimizers import with_subclasses
 
 _LIBRARIES = (
     "wandb",
@@ -151,7 +152,8 @@ class Trackers:
         found = None if known is None else known()
         if found is None and kinds and self._steps & (self._steps - 1) == 0 and self._looked.get(name) != self._steps:
             self._looked[name] = self._steps
-            found = next((one for one in gc.get_referrers(*_with_subclasses(kinds)) if isinstance(one, kinds)), None)
+            every = [kind for known in kinds for kind in with_subclasses(known)]
+            found = next((one for one in gc.get_referrers(*every) if isinstance(one, kinds)), None)
             if found is not None:
                 self._writers[name] = weakref.ref(found)
         return found
@@ -160,12 +162,6 @@ class Trackers:
         if name not in self._gauges:
             self._gauges[name] = api.get_meter("nanny").create_gauge(f"nanny.{name}")
         return self._gauges[name]
-
-
-def _with_subclasses(kinds: tuple[type, ...]) -> Iterator[type]:
-    for kind in kinds:
-        yield kind
-        yield from _with_subclasses(tuple(kind.__subclasses__()))
 
 
 def _any_imported() -> bool:
