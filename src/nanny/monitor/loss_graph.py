@@ -105,8 +105,8 @@ def autopsy_of_loss(
 ) -> Autopsy | None:
     """By the graph of the loss; where that does not tell, or is one node of a compiled function, by what went in.
 
-    `drawn`: what loaders gave last; `packed`: the program keeps saved tensors elsewhere; `receives`: what the model is given comes
-    from another process.
+    `drawn`: what loaders gave last; `packed`: the program keeps saved tensors elsewhere; `receives`: what the model is
+    given comes from another process.
     """
     received = bad_from_outside({}, given) if receives else None
     if received is not None:
