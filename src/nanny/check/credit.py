@@ -30,7 +30,7 @@ CREDIT = {
     "HALF_DEFAULT_DTYPE": Credit(3),
     "HALF_LOSS_INPUT": Credit(1, 3, 2),
     "HALF_NORM": Credit(1, 3, 3),
-    "HALF_PARAMETERS": Credit(9, 6, 4),
+    "HALF_PARAMETERS": Credit(9, 6, 5),
     "NUM_EPS_UNDERFLOW": Credit(4, 3, 3),
     "NUM_EXP_HALF": Credit(0, 1, 1),
     "NUM_INDEXED_WRITE": Credit(0, 2, 2),

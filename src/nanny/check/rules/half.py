@@ -356,7 +356,7 @@ def _backwards(view: FileView) -> list[Event]:
 _BENDS = NONLINEAR_FUNCTIONS - {"sum", "mean", "max", "min"} | LOSSES | {"module_call"}
 
 
-@rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_")
+@rule("HALF_ACCUMULATOR", Severity.WARNING, "augassign", "add_", "lerp_", "accumulate", "addcmul_", "copy_")
 def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
     """A running sum, moving average or metric is kept in half.
 
@@ -378,6 +378,8 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
         return  # each element gets few addends: tiles, scatter
     if event.op == "augassign" and event.arg(2).const not in ("Add", "Sub"):
         return
+    if event.op == "copy_" and not _is_added_to(target, event.arg(1)):
+        return
     if target.dtype not in HALF or "grad" in target.tags:
         return
     origin = _store(target)
@@ -393,6 +395,18 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
         "keep accumulators in float32",
         mistake=("added up", getattr(made, "file", event.file), getattr(made, "lineno", event.line)),
     )
+
+
+def _is_added_to(target: Value, written: Value) -> bool:
+    """Whether what is written back is the target with something added: `average.copy_(decay * average + share * weight)`."""
+    waiting = [written] if written.op in ("add", "sub") else []
+    while waiting:
+        current = waiting.pop()
+        if current is target:
+            return True
+        if current.op in ("add", "sub", "mul"):
+            waiting += current.inputs
+    return False
 
 
 def _is_made_in_pass(store: Value, event: Event, view: FileView) -> bool:

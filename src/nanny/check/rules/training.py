@@ -87,8 +87,10 @@ def has_master_copy(view: FileView) -> bool:
         return True
     if any(e.out.ref == "deepspeed" for e in view.of("framework.new")):
         return True
-    if any(e.arg(0).last in TRAINING_ARGUMENTS and "deepspeed" in e.kwargs for e in view.of("external")):
-        return True  # whoever starts it may give DeepSpeed its settings
+    if "deepspeed_plugin" in view.module.uses.identifiers or any(
+        e.arg(0).last in TRAINING_ARGUMENTS and "deepspeed" in e.kwargs for e in view.of("external")
+    ):
+        return True  # whoever starts it may give DeepSpeed its settings, which keeps float32 weights
     if any(_keeps_bits(info) for info in view.module.classes):
         return True
     stepped = [e.arg(0) for e in view.of("optimizer.step")] + [e.arg(1) for e in view.of("scaler.step")]
