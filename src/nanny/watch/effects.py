@@ -67,7 +67,10 @@ _OBJECTS = (
     *(type(threading.Lock()), type(threading.RLock()), types.MappingProxyType, types.SimpleNamespace),
 )
 # ours, from which the program's code is called
-_LEADS_ON = ("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects", "nanny.watch.python_state")
+_LEADS_ON = {
+    *("nanny.watch.calls", "nanny.examine.again", "nanny.watch.effects", "nanny.watch.python_state"),
+    "nanny.watch.op_stream",  # an operation that the program has replaced by a function of its own
+}
 _WRITTEN_IN_PYTHON = {
     logging.Logger.handle.__code__: "its code writes to a log",
     weakref.finalize.__init__.__code__: "its code waits for the end of things",

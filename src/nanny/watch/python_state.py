@@ -20,6 +20,7 @@ import decimal
 import enum
 import functools
 import gc
+import inspect
 import logging
 import operator
 import queue
@@ -234,7 +235,10 @@ class Reached:
         space = function.__globals__
         if is_of_library(space.get("__name__")):
             return
-        self.code.update(_code_in(function.__code__))
+        found = set(_code_in(function.__code__))
+        self.code |= found
+        if any(one.co_flags & _AWAITED for one in found):
+            self.obstacle = "its code is a coroutine, which somebody has to wait for"
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():
             self._keep_cell(cell)
@@ -372,6 +376,9 @@ def names_in(code: types.CodeType) -> set[str]:
     for one in _code_in(code):
         names.update(one.co_names, (c for c in one.co_consts if isinstance(c, str) and c.isidentifier()))
     return names
+
+
+_AWAITED = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def _code_in(code: types.CodeType) -> Iterator[types.CodeType]:
