@@ -260,6 +260,7 @@ def run_one(build: Any, setting: str, functions: dict[str, Any]) -> dict[str, An
     record["warnings"] = sorted(first_lines)
     record["files"] = leftovers.files_below(folder)
     record["text"] = chatter.getvalue()[-400:]
+    record["damaged"] = [] if setting == "plain" else _damaged_records(output_dir)
     tool = weakref.ref(watch.nanny) if getattr(watch, "nanny", None) is not None else lambda: None
     del made, watch, caught
     gc.collect()
@@ -270,6 +271,15 @@ def run_one(build: Any, setting: str, functions: dict[str, Any]) -> dict[str, An
     shutil.rmtree(output_dir, ignore_errors=True)
     record["seconds"] = round(time.monotonic() - started, 2)
     return record
+
+
+def _damaged_records(folder: str) -> list[str]:
+    """What was recorded can be read to the end: a program may have changed what the writer uses."""
+    from nanny.runs.runs import verify_runs
+    from nanny.store.files import stores_below
+
+    found = verify_runs(folder) if stores_below(pathlib.Path(folder)) else []
+    return [run.problem or str(run.lost) for run in found if run.problem or run.lost]
 
 
 def _train_a_little() -> None:
@@ -394,6 +404,7 @@ def harms(plain: dict[str, Any], watched: dict[str, Any]) -> list[str]:
         found.append("memory: the model is not freed after close")
     if plain["freed"] and not watched["tool_freed"]:
         found.append("memory: the tool is not freed after close")
+    found += [f"record: {text}" for text in watched["damaged"]]
     for key in ("exit", "home"):
         if key in watched and key not in plain:
             found.append(f"left: {key}: {str(watched[key])[-200:]}")

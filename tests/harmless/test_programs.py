@@ -67,7 +67,7 @@ def test_a_difference_is_seen() -> None:
     """The comparison itself: what a harmful tool would do is not overlooked."""
     clean: dict[str, Any] = {
         "error": None, "close_error": None, "state": {"w": ["a"]}, "marks": {}, "left": [], "replaced": [], "files": [],
-        "warnings": [], "nanny_warnings": [], "freed": True, "tool_freed": True,
+        "warnings": [], "nanny_warnings": [], "damaged": [], "freed": True, "tool_freed": True,
     }  # fmt: skip
     error = {"kind": "ValueError", "message": "x", "place": "a.py:1", "raised_in": []}
     assert harms(clean, clean) == []
@@ -81,6 +81,7 @@ def test_a_difference_is_seen() -> None:
         {"files": ["nanny_logs/x"]},
         {"nanny_warnings": ["a", "a"]},
         {"warnings": ["UserWarning: x"]},
+        {"damaged": ["SQLite says: no"]},
         {"freed": False},
         {"tool_freed": False},
         {"died": "exit code -11"},
