@@ -21,8 +21,9 @@ def test_a_small_program_needs_no_thought_and_a_large_one_a_share(monkeypatch):
     assert budget(monkeypatch, 10 << 30, 1 << 40).allowance(0) == int(SHARE * (10 << 30))
 
 
-def test_where_little_is_left_half_of_it_is_taken(monkeypatch):
-    assert budget(monkeypatch, 10 << 30, 100 << 20).allowance(held=7) == 7 + (50 << 20)
+def test_where_little_is_left_half_of_it_is_taken_and_given_back_as_the_program_grows(monkeypatch):
+    assert budget(monkeypatch, 10 << 30, 200 << 20).allowance(held=0) == 100 << 20
+    assert budget(monkeypatch, 10 << 30, 60 << 20).allowance(held=100 << 20) == 80 << 20
 
 
 def test_where_less_than_enough_is_left_there_is_a_shortage_and_what_is_kept_counts_as_free(monkeypatch):

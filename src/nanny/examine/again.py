@@ -200,6 +200,10 @@ def _answer(call: ModelCall, result: Any, forward: Callable[..., Any], *args: An
     return result if alike and torch.is_grad_enabled() == call.with_grad else forward(*args, **kwargs)
 
 
+def _nothing(_: Any) -> Any:
+    return None
+
+
 def _put_back(module: nn.Module, forward: Any) -> None:
     if forward is None:
         del module.__dict__["forward"]
@@ -266,7 +270,12 @@ class Again:
                 drawn = _random_states()
                 for weight, value in self.weights or ():
                     weight.detach().copy_(value)
-                with self._as_written(), torch._C._EnableTorchFunction(), no_effects(known):  # for the program's own classes
+                with (
+                    self._as_written(),
+                    self._for_backward(),
+                    torch._C._EnableTorchFunction(),
+                    no_effects(known),
+                ):  # of its classes
                     for call in self._calls:
                         with self._answer_calls() if isinstance(call, LineCall) else nullcontext():
                             self.results.append(call.make_again(*self._inputs(call)))
@@ -282,6 +291,18 @@ class Again:
                 stopped.append(f"the second run raised {type(error).__name__}: {error}")
             if stopped:  # the program's code may have caught the first, and logged it, or gone on
                 raise NotAgain(stopped[0])
+
+    @contextmanager
+    def _for_backward(self) -> Iterator[None]:
+        """What forward keeps for a backward pass that never comes is not kept: it would be as much as the program's own step."""
+        if self.weights is None:
+            yield
+            return
+        torch._C._autograd._push_saved_tensors_default_hooks(_nothing, _nothing)
+        try:
+            yield
+        finally:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _as_written(self) -> AbstractContextManager[None]:
         return uncompiled() if self.compiled else nullcontext()

@@ -232,8 +232,10 @@ class Sanitizer:
             self._guard(self._measure_gradients)
             self._guard(self._keep_for_next)
             self._examination = self._conclude()
+            budget = self._budget
             for name in _OF_THE_STEP:
                 vars(self).pop(name, None)
+            self._guard(budget.give_back)
         return self._examination
 
     def step_is_over(self) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +16,9 @@ from .storages import StorageMap
 SHARE = 0.4  # of what the program itself has used at most; what is computed to compare comes on top for a moment
 ENOUGH = 128 << 20  # this much needs no thought: 0.4 of a process that has imported torch; where less is free, nothing is kept
 _CGROUPS = Path("/sys/fs/cgroup")
+_trim: Any = None
+with suppress(OSError, AttributeError, TypeError):  # of glibc alone; looked up before a program may forbid it
+    _trim = ctypes.CDLL(None).malloc_trim
 
 
 class MemoryBudget:
@@ -37,7 +43,12 @@ class MemoryBudget:
         self._most_own = max(self._most_own, self._before + sum(self._own.values()))
         free = free_bytes(self._device)
         self.shortage = _too_little(held + free)
-        return min(max(ENOUGH, int(SHARE * self._most_own)), held + free // 2)
+        return min(max(ENOUGH, int(SHARE * self._most_own)), (held + free) // 2)  # less is free: some is given back
+
+    def give_back(self) -> None:
+        """What was freed between other things stays with the process, and would be more after each step that is looked into."""
+        if self._device.type == "cpu" and _trim is not None and used_bytes(self._device) > self._before + ENOUGH:
+            _trim(0)
 
 
 def shortage(device: torch.device) -> str:
