@@ -190,8 +190,10 @@ class Signs:
                 )  # fmt: skip
             if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
                 batch = self._bad_batch(incident)
-                if batch is not None:
-                    return batch
+                again = (e for e in self.evidence.examinations if e.step == incident.step)
+                seeded = next((found for e in again if (found := _of_seed(e)) is not None), None)
+                if batch is not None or seeded is not None:
+                    return batch or seeded
                 op = incident.singular.op if incident.singular is not None and incident.nan_grads else ""
                 place = Place("" if op else incident.bad_grads[-1], phase="backward")
                 return FirstBad(op, place, 0, incident.nan_grads, step=incident.step, source="gradients")
@@ -686,6 +688,9 @@ def first_bad_of(exam: Examination) -> FirstBad:
     """The first bad number of an examined step, with the hazard that it is."""
     first, other = exam.first_bad, exam.first_bad_reference
     assert first is not None
+    seeded = _of_seed(exam) if first.place.phase == "backward" else None
+    if seeded is not None:
+        return seeded
     hazard = _hazard_at(exam, first)
     stored = hazard is not None and (
         hazard.is_of_before
@@ -706,6 +711,16 @@ def first_bad_of(exam: Examination) -> FirstBad:
         and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),
         hazard=hazard,
     )
+
+
+def _of_seed(exam: Examination) -> FirstBad | None:
+    """A backward pass that was made again from gradients that were bad already: its twin began with them as well."""
+    seed = exam.facts.get("seed_nonfinite", "")
+    if not seed or exam.facts.get("tiny_probabilities"):
+        return None  # the latter tells who made them
+    op, dtype, fits = ("", "", None) if seed == "NaN" else ("to", "float16", False)
+    nan, place = seed == "NaN", Place(phase="backward")
+    return FirstBad(op, place, 0, nan, step=exam.step, dtype=dtype, in_reference=fits, source="gradients")
 
 
 def _hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:

@@ -77,12 +77,22 @@ def examine_again(
         call.gave_same_bits(result) is False for call, result in zip(calls, second.results) if not isinstance(call, LineCall)
     ):
         facts["other_bits"] = True
+    if root is None and (bad := _bad_seed(calls)):
+        facts["seed_nonfinite"] = bad
     if lost := _tiny_probabilities(calls, second.results):
         facts["tiny_probabilities"] = lost
     unlike = _irreproducible(calls, models, second) if compare else {}
     if unlike:
         facts["not_reproducible"] = unlike
     return replace(examination, facts=facts)
+
+
+def _bad_seed(calls: Sequence[ModelCall]) -> str:
+    """Of the gradients that the outputs got: bad ones were made between the model and the loss, which is not made again."""
+    bad = [g for call in calls for g in call.gradients.values() if not bool(g.isfinite().all())]
+    if not bad:
+        return ""
+    return "NaN" if any(g.dtype != torch.float16 or bool(g.isnan().any()) for g in bad) else "infinite in fp16"
 
 
 def _tiny_probabilities(calls: Sequence[ModelCall], results: Sequence[Any]) -> float | None:

@@ -30,6 +30,7 @@ ends the examination, not the training. `Examination.facts` may hold:
     ratios            site of an exp(a - b) that is 1 everywhere in FP32 -> median of |it - 1| as it ran
     growth            `site op phase` of an operation that ran 8 times or more, growing -> {site, phase, factor (per call), calls}
     saturated_outputs share of the model's outputs that are exactly 0 or 1 and are not in FP32; if no loss was seen
+    seed_nonfinite    `NaN` or `infinite in fp16`: so were the gradients from which a backward pass that is made again began
     tiny_probabilities  the largest fp16 output between 0 and 1 that got an infinite gradient, if only such did: see again.py
     accumulated       parameter -> how often its gradient was added to in this step, if more than once
     not_reproducible  what gave other bits when it was run again: {op, site, where, device, rank, every_time, bad}: see again.py

@@ -100,9 +100,9 @@ def lr_spent_early(signs: Signs) -> Iterator[Diagnosis]:
 @cause("data_outlier", family="not_precision", precision=False)
 def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
     """One batch holds a number far outside the others; its gradient throws the weights away, or stops Adam, in any precision."""
-    one = signs.outlier
-    if one is None:
-        return
+    one, at = signs.outlier, signs.first_bad
+    if one is None or (at is not None and at.step <= one.step and at.in_reference is False):
+        return  # FP32 would have borne that very step
     harm, end = "behind it the weights are thrown away", "weights thrown away"
     if one.shrinks is not None:
         end = "updates too short to learn by"
