@@ -15,7 +15,7 @@ _PYTHON_2 = (
     "inconsistent use of tabs and spaces",
 )
 # f-strings with quotes and line breaks inside, `type X = ...`, `def f[T](...)`: since Python 3.12
-_NEWER = re.compile(r"""\b[rR]?[fF][rR]?["']|^\s*type \w+(?:\[.*\])? *=|^\s*(?:async def|def|class) \w+\[""")
+_NEWER = r"""\b[rR]?[fF][rR]?["']|^\s*type \w+(?:\[.*\])? *=|^\s*(?:async def|def|class) \w+\["""
 PYTHON = f"Python {sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -24,7 +24,7 @@ def broken_code(error: SyntaxError, path: str, reader: str = PYTHON, cell: int |
     hint = "Correct the line, or name the file under `exclude` in [tool.nanny] of pyproject.toml."
     if _is_python_2(error):
         hint = f"This looks like Python 2: convert the file (2to3), or leave it out. {hint}"
-    is_newer = sys.version_info < (3, 12) and bool(reader) and _NEWER.search(error.text or "") is not None
+    is_newer = sys.version_info < (3, 12) and bool(reader) and re.search(_NEWER, error.text or "") is not None
     if is_newer:
         hint = f"This may be the syntax of a newer Python: run nanny with Python 3.12 or later. {hint}"
     return Finding(

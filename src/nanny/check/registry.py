@@ -12,11 +12,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from inspect import cleandoc
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..core.finding import Link, Severity
 from ..core.registry import import_all
 from .credit import is_off_by_default
+
+if TYPE_CHECKING:
+    from ..core.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,14 @@ def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callabl
         return function
 
     return enter
+
+
+@cache
+def limits() -> Limits:
+    """Those in force. Read by the first rule that compares a number: a tenth of the start-up, and most files have none."""
+    from ..core.limits import Limits
+
+    return Limits()
 
 
 @cache

@@ -12,8 +12,8 @@ from ..core.finding import Finding
 
 EVERYTHING = frozenset({""})  # the empty prefix is a prefix of every code
 _CODES = r"(?P<colon>\s*:\s*(?P<codes>[A-Z]\w*(?:(?:\s*,\s*|\s+)[A-Z]\w*)*)?)?"
-_ON_LINE = re.compile(rf"#\s*noqa\b{_CODES}", re.IGNORECASE)
-_IN_FILE = re.compile(rf"#\s*nanny\s*:\s*noqa\b{_CODES}", re.IGNORECASE)
+_ON_LINE = rf"(?i)#\s*noqa\b{_CODES}"
+_IN_FILE = rf"(?i)#\s*nanny\s*:\s*noqa\b{_CODES}"
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ def read_suppressions(text: str, is_python: bool = True) -> Suppressions:
     in_file: set[str] = set()
     on_line: dict[int, frozenset[str]] = {}
     for row, comment in _comments(text) if is_python else _hashes(text):
-        whole = _IN_FILE.search(comment)
+        whole = re.search(_IN_FILE, comment)
         if whole:
             in_file |= _codes_of(whole)
         else:
-            part = _ON_LINE.search(comment)
+            part = re.search(_ON_LINE, comment)
             if part:
                 on_line[row] = _codes_of(part)
     return Suppressions(frozenset(in_file), on_line)

@@ -10,12 +10,14 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from .finding import NannyError
 from .numbers import nearest
 from .terminal import complain, say, visible_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LANGUAGES = ("en", "zh")
 LARGEST = 2**63 - 1  # what SQLite calls an integer
@@ -141,6 +143,8 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 def add_place(parser: argparse.ArgumentParser, default: str, metavar: str, help: str) -> None:
     """Where a command writes that always writes files."""
+    from pathlib import Path  # brings urllib and ipaddress, and most commands do without
+
     parser.add_argument("-o", "--output", "--out", dest="out", type=Path, default=Path(default), metavar=metavar, help=help)
 
 

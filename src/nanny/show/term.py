@@ -10,7 +10,7 @@ from typing import TextIO
 DEFAULT_WIDTH = 100
 _WIDE = "\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef"
 _CLOSING = "，。；：！？、）”》"  # no line begins with one
-_PIECE = re.compile(rf"[^\S\xa0]+|(?:[{_WIDE}]|[^\s{_WIDE}](?:[^\s{_WIDE}]|\xa0)*)[{_CLOSING}]*")
+_PIECE = rf"[^\S\xa0]+|(?:[{_WIDE}]|[^\s{_WIDE}](?:[^\s{_WIDE}]|\xa0)*)[{_CLOSING}]*"
 _CODES = {"error": "31;1", "warning": "33", "good": "32", "quiet": "2", "strong": "1"}
 
 
@@ -46,7 +46,7 @@ def columns_of(text: str) -> int:
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Lines of at most `width` columns, broken at spaces and between Chinese characters; words stay whole, and so does `5 %`."""
     lines, line, filled = [], "", 0
-    for piece in _PIECE.findall(re.sub(r"(?<=\d) (?=%)", "\xa0", text)):
+    for piece in re.findall(_PIECE, re.sub(r"(?<=\d) (?=%)", "\xa0", text)):
         wide = columns_of(piece)
         if line.strip() and filled + wide > width and not piece.isspace():
             lines.append(line.rstrip())

@@ -17,8 +17,8 @@ _LABELS = {"largest ": "最大 ", "1 % below ": "1 % 低于 "}  # in a figure, b
 
 # What a text is put together with, longest first: between clauses, around an addition, along a chain.
 _JOINTS = ((" -> ", " -> "), ("; ", "；"), (": ", "："), (". ", "。"), (", ", "，"), (" (", "（"))
-_NAMED = re.compile(r"\[\w+\.[^]]+\] ")
-_BETWEEN_CHINESE = re.compile("(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")  # the space around a gap is for names and numbers
+_NAMED = r"\[\w+\.[^]]+\] "  # expressions are compiled by who needs them: most commands speak English
+_BETWEEN_CHINESE = "(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])"  # the space around a gap is for names and numbers
 FEWEST_LETTERS = 3  # in what is looked up at all
 _WITHIN = r"((?:\([^()]*\)|(?!; |, (?!`)| -> |\. ).)+?)"  # a gap stays within its clause, the first also behind no colon ...
 _FIRST = _WITHIN.replace("; |", "; |: |")
@@ -58,7 +58,7 @@ def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     whole, gapped = _remedies(), []
     whole |= {english.removesuffix("."): chinese.removesuffix("。") for english, chinese in whole.items()}
     for english, chinese in _pairs():
-        if _NAMED.match(english):
+        if re.match(_NAMED, english):
             continue
         parts = re.split(r"\{\d\}", english.removesuffix("."))
         whole[english] = chinese
@@ -122,7 +122,7 @@ def _fill(entry: _Entry, text: str) -> str:
     if found is None:
         return ""
     text = entry.chinese.format(*("0" if group == "no" else _chinese(group) for group in found.groups()))
-    return _BETWEEN_CHINESE.sub("", text)
+    return re.sub(_BETWEEN_CHINESE, "", text)
 
 
 def _by_clauses(text: str, every: bool = False) -> str:

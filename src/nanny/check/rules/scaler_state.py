@@ -8,17 +8,14 @@ from collections.abc import Iterator
 
 from ...core.finding import Severity
 from ...core.formats import FP16
-from ...core.limits import Limits
 from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted_name
 from ..interpreter.values import UNKNOWN, Value, ancestors
-from ..registry import Hit, rule
+from ..registry import Hit, limits, rule
 from .protocol import after, is_disabled, is_given, is_in_sight, scaler_of
 from .training import goes_backward
-
-_LIMITS = Limits()
 
 
 @rule("SCALER_WITH_BF16", Severity.WARNING, on="file")
@@ -185,24 +182,24 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
 def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
     """What is wrong with a GradScaler setting, if anything."""
     if name == "init_scale":
-        if number <= _LIMITS.init_scale_low:
+        if number <= limits().init_scale_low:
             return "a scale this small rescues no small gradient", Severity.WARNING
-        if number > _LIMITS.init_scale_high:
+        if number > limits().init_scale_high:
             return "a scale this large overflows the first steps", Severity.WARNING
     if name == "growth_factor":
         if number <= 1:
             return "must be above 1; GradScaler raises", Severity.ERROR
-        if number > _LIMITS.growth_factor_high:
+        if number > limits().growth_factor_high:
             return "jumps past the working range at every growth", Severity.WARNING
     if name == "backoff_factor":
         if number >= 1 or number <= 0:
             return "must lie between 0 and 1; GradScaler raises or never backs off", Severity.ERROR
-        if number < _LIMITS.backoff_factor_low or number > _LIMITS.backoff_factor_high:
+        if number < limits().backoff_factor_low or number > limits().backoff_factor_high:
             return "backs off far too much or too little at an overflow", Severity.WARNING
     if name == "growth_interval":
-        if number < _LIMITS.growth_interval_low:
+        if number < limits().growth_interval_low:
             return "the scale grows every few steps and overflows all the time", Severity.WARNING
-        if number > _LIMITS.growth_interval_high:
+        if number > limits().growth_interval_high:
             return "the scale practically never grows again after an overflow", Severity.WARNING
     return None
 
@@ -396,7 +393,7 @@ def fixed_scale(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the weights and their gradients are float32 or bf16 throughout.
     """
     for factor, node in _factors(event.arg(0)):
-        if factor <= _LIMITS.fixed_scale_high or not _runs_in_fp16(view):
+        if factor <= limits().fixed_scale_high or not _runs_in_fp16(view):
             continue
         yield Hit(
             event.node,
@@ -413,8 +410,8 @@ def fixed_scale_stays(trace: Trace, view: FileView) -> Iterator[Hit]:
     if not _runs_in_fp16(view):
         return
     for index, event in trace.with_positions("backward"):
-        factor = next((n for n, _ in _factors(event.arg(0)) if n >= _LIMITS.fixed_scale_low and math.frexp(n)[0] == 0.5), None)
-        if factor is None or factor > _LIMITS.fixed_scale_high:
+        factor = next((n for n, _ in _factors(event.arg(0)) if n >= limits().fixed_scale_low and math.frexp(n)[0] == 0.5), None)
+        if factor is None or factor > limits().fixed_scale_high:
             continue
         for later in after(trace, index):
             if later.op == "optimizer.step" and later.at.loops == event.at.loops and _takes_as_it_is(later.arg(0), view):

@@ -11,8 +11,7 @@ from typing import Any
 
 from ...core.finding import NannyError, Severity
 from ...core.formats import FORMATS, format_of
-from ...core.limits import Limits
-from ..registry import all_rules, rule
+from ..registry import all_rules, limits, rule
 from .sections import Problem, SettingsSection
 
 all_rules()  # the page of a code is that of its first rule, and those on code come first
@@ -28,7 +27,6 @@ OTHER_NAMES = {  # of GradScaler, apex, Megatron and fairseq -> of DeepSpeed
     "dynamic_loss_scale": "loss_scale: 0",
     "min_scale": "min_loss_scale",
 }
-LIMITS = Limits()
 SCALE_WORDS = frozenset({"scale", "hysteresis", "growth", "backoff"})
 TRAINS_FEW = frozenset({"lora", "qlora", "dora", "peft", "adapter", "adapters", "4bit", "8bit", "quantization"})
 
@@ -210,14 +208,14 @@ def scale_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Pro
     fixed = number(values.get("loss_scale")) or 0.0
     if fixed < 0:
         yield Problem((*at, "loss_scale"), f"`loss_scale` is {fixed:g}", "Use 0, dynamic scaling.", Severity.ERROR)
-    elif 0 < fixed <= LIMITS.init_scale_low:
+    elif 0 < fixed <= limits().init_scale_low:
         flushed = FORMATS["fp16"].flush_at
         yield Problem(
             (*at, "loss_scale"),
             f"`loss_scale: {fixed:g}` is a fixed scale that moves no gradient up: those below {flushed:.2g} become 0 in fp16",
             "Use `loss_scale: 0` (dynamic).",
         )
-    elif fixed > LIMITS.fixed_scale_high:
+    elif fixed > limits().fixed_scale_high:
         yield Problem(
             (*at, "loss_scale"),
             f"`loss_scale: {fixed:g}` is fixed: a gradient above {FORMATS['fp16'].max / fixed:.2g} overflows in every step",
@@ -230,7 +228,7 @@ def scale_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Pro
 def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[Problem]:
     power, window = number(values.get("initial_scale_power")), number(values.get("loss_scale_window"))
     lowest, patience = number(values.get("min_loss_scale")), number(values.get("hysteresis"))
-    if power is not None and not 0 < power <= LIMITS.scale_power_high:
+    if power is not None and not 0 < power <= limits().scale_power_high:
         impossible = power > FORMATS["fp32"].max_exponent
         yield Problem(
             (*at, "initial_scale_power"),
@@ -242,7 +240,7 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
     if window is not None and window <= 0:
         text = f"`loss_scale_window: {window:g}` is not a number of steps"
         yield Problem((*at, "loss_scale_window"), text, "Use 1000 (the default).", Severity.ERROR)
-    elif window is not None and window < LIMITS.growth_interval_low:
+    elif window is not None and window < limits().growth_interval_low:
         yield Problem(
             (*at, "loss_scale_window"),
             f"`loss_scale_window: {window:g}` doubles the scale every {window:g} steps; each time it is too high a step is "
@@ -259,7 +257,7 @@ def _dynamic_values(at: tuple[str, ...], values: Mapping[str, Any]) -> Iterator[
     if lowest is not None and lowest <= 0:
         text = f"`min_loss_scale: {lowest:g}` is no floor: a run that only overflows goes on with a scale of almost 0, and no end"
         yield Problem((*at, "min_loss_scale"), text, "Use 1 (the default).")
-    elif lowest is not None and power is not None and 0 < power <= LIMITS.scale_power_high and lowest >= 2**power:
+    elif lowest is not None and power is not None and 0 < power <= limits().scale_power_high and lowest >= 2**power:
         yield Problem(
             (*at, "min_loss_scale"),
             f"`min_loss_scale: {lowest:g}` is not below the first scale 2**{power:g}: it cannot come down, and DeepSpeed ends a "
