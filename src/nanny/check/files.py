@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import gc
 import os
 import sys
@@ -39,6 +38,7 @@ from .walk import (
 
 if TYPE_CHECKING:
     from .interpreter.source import Project
+    from .interpreter.trace import Options
     from .notebook import Notebook
 
 T = TypeVar("T")
@@ -46,7 +46,6 @@ STDIN = "<stdin>"
 NO_TEXTS: Mapping[str, str] = {}
 NO_OVERRIDES = Config()
 SMALLEST_BATCH, LARGEST_BATCH = 400_000, 2_000_000  # bytes checked at a time: what they import is read once, and kept as long
-MOST_OBJECTS = 2_000_000  # that wait for the garbage collector: about 300 MB
 STACK = 256 << 20  # for code that is nested beyond the usual limit
 DEPTH = 20_000
 
@@ -403,8 +402,7 @@ def _count_on_terminal(reports: Iterable[Report], batches: list[list[Found]]) ->
 def _quiet_interpreter() -> Iterator[None]:
     """No warnings of the parser about other people's escape sequences, and no rounds of the garbage collector.
 
-    Syntax trees are large and hold no cycles: a fifth of the time would be spent looking for them. What is left of a batch is
-    collected once it is much; between two batches nothing else is, since the first round after a pause looks at everything.
+    Syntax trees are large and hold no cycles, and walks untie theirs: a fifth of the time would be spent looking for them.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -415,19 +413,21 @@ def _quiet_interpreter() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-        if gc.get_count()[0] > MOST_OBJECTS:
-            gc.collect()
 
 
 def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Config, project: Project | None = None) -> Report:
-    """Parses each of `paths`, then checks those that could have findings, together with what they import."""
+    """Parses each of `paths` and, if it could have findings, checks it together with what it imports."""
+    from .interpreter.source import Project
+    from .interpreter.trace import Options
+
     report = Report(files=list(paths))
-    trees: dict[str, ast.Module] = {}
-    is_deep = False
+    options = Options(device=config.device, amp_dtype=config.amp_dtype)
+    known = project if project is not None else Project(sources)
     for path in paths:
         try:
-            trees[path], needs_room = _parse(sources[path], path)
-            is_deep |= needs_room
+            _, is_deep = _tried(known.parse, path)
+            entry = sources, known, path, options
+            report += _with_room(_check_entry, *entry) if is_deep else _tried(_check_entry, *entry)[0]
         except SyntaxError as error:
             report.checked[path] = Checked([broken_code(error, path)], {})
             report.findings.extend(report.checked[path].findings)
@@ -435,7 +435,21 @@ def _check_python(sources: Mapping[str, str], paths: Sequence[str], config: Conf
             report.notes.append(f"{path}: skipped, {error}")
         except (RecursionError, MemoryError):  # MemoryError: the parser's own stack is full
             report.notes.append(too_deep(path))
-    return _without_silenced(report + _check_trees(sources, trees, config, is_deep, project), sources)
+    return _without_silenced(report, sources)
+
+
+def _check_entry(sources: Mapping[str, str], known: Project, path: str, options: Options) -> Report:
+    from .engine import check_entries
+
+    report = Report()
+    if isinstance(sources, Sources):
+        sources.asked_settings = {}
+    for entry in check_entries(known, [path], options, report.notes):
+        report.findings.extend(entry.findings)
+        if isinstance(sources, Sources) and not report.notes:
+            read = {name: sources.digest(name) for name in entry.read}
+            report.checked[path] = Checked(entry.findings, read, sources.asked_settings)
+    return report
 
 
 def _without_silenced(report: Report, sources: Mapping[str, str]) -> Report:
@@ -455,54 +469,12 @@ def _without_silenced(report: Report, sources: Mapping[str, str]) -> Report:
     return replace(report, findings=kept)
 
 
-def _check_trees(
-    sources: Mapping[str, str], trees: dict[str, ast.Module], config: Config, is_deep: bool, project: Project | None
-) -> Report:
-    """All files at once; if that is too deep even with room, one after the other, so that only one is lost."""
-    from .engine import check_entries
-    from .interpreter.source import Project
-    from .interpreter.trace import Options
-
-    options = Options(device=config.device, amp_dtype=config.amp_dtype)
-    known = project if project is not None else Project(sources)
-    for path, tree in trees.items():
-        known.add(path, tree)
-
-    def run(paths: list[str]) -> Report:
-        part = Report()
-        for path in paths:
-            before = len(part.notes)
-            if isinstance(sources, Sources):
-                sources.asked_settings = {}
-            for entry in check_entries(known, [path], options, part.notes):
-                part.findings.extend(entry.findings)
-                if isinstance(sources, Sources) and len(part.notes) == before:
-                    read = {name: sources.digest(name) for name in entry.read}
-                    part.checked[path] = Checked(entry.findings, read, sources.asked_settings)
-            if project is not None:
-                known.forget(path)
-        return part
-
+def _tried(work: Callable[..., T], *args: object) -> tuple[T, bool]:
+    """The result of `work`, and whether it needs more than the usual stack."""
     try:
-        if not is_deep:
-            return run(list(trees))
+        return work(*args), False
     except RecursionError:
-        pass
-    report = Report()
-    for path in trees:
-        try:
-            report += _with_room(run, [path])
-        except RecursionError:
-            report.notes.append(too_deep(path))
-    return report
-
-
-def _parse(text: str, path: str) -> tuple[ast.Module, bool]:
-    """The tree, and whether it needs more than the usual stack; raises what `ast.parse` raises."""
-    try:
-        return ast.parse(text, path), False
-    except RecursionError:
-        return _with_room(ast.parse, text, path), True
+        return _with_room(work, *args), True
 
 
 def _with_room(work: Callable[..., T], *args: object) -> T:

@@ -149,9 +149,10 @@ def value_ifexp(walk: Walk, frame: Frame, node: ast.IfExp) -> Value:
     if known is not None:
         return walk.evaluate(frame, node.body if known else node.orelse)
     saved = frame.at
-    frame.at = replace(saved, guards=saved.guards + guards.guards_of(frame, node.test, test, True))
+    yes, no = guards.arms_of(frame, node.test, test)
+    frame.at = replace(saved, guards=saved.guards + yes)
     left = walk.evaluate(frame, node.body)
-    frame.at = replace(saved, guards=saved.guards + guards.guards_of(frame, node.test, test, False))
+    frame.at = replace(saved, guards=saved.guards + no)
     right = walk.evaluate(frame, node.orelse)
     frame.at = saved
     if left.kind == right.kind == "context":
@@ -241,8 +242,8 @@ def value_dict(walk: Walk, frame: Frame, node: ast.Dict) -> Value:
 
 def value_lambda(walk: Walk, frame: Frame, node: ast.Lambda) -> Value:
     info = OwnFunction(node, frame.module, None, frame.env)
-    if not any(ast.iter_child_nodes(node.args)):  # whoever it is given to calls it: `bench(lambda: loss.backward())`
-        frame.module.functions.append(info)
+    is_entry = not any(ast.iter_child_nodes(node.args))  # whoever it is given to calls it: `bench(lambda: loss.backward())`
+    (frame.module.functions if is_entry else frame.module.lambdas).append(info)
     return Value("function", ref=info)
 
 

@@ -18,50 +18,60 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 }  # fmt: skip
 
 
-def guards_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
-    """What is known to hold on the true (or false) arm of an `if` with this test, and what follows from it and from the ifs
+Guards = tuple[Guard, ...]
+
+
+def arms_of(frame: Frame, test: ast.expr, value: Value) -> tuple[Guards, Guards]:
+    """What is known to hold on the true and on the false arm of an `if` with this test, and what follows from it and from the ifs
     around: where `amp and last` does not hold and `last` does, `amp` does not."""
-    found = _parts_of(frame, test, value, arm)
+    yes, no = _arms(frame, test, value)
+    return yes + _following(frame, yes), no + _following(frame, no)
+
+
+def _following(frame: Frame, found: Guards) -> Guards:
     held = {*frame.at.guards, *found}
     tried = [[g for g in dict.fromkeys(key.parts) if g not in held] for key, _ in held if type(key) is NotAll]
-    return found + tuple((missing[0][0], not missing[0][1]) for missing in tried if len(missing) == 1)
+    return tuple((missing[0][0], not missing[0][1]) for missing in tried if len(missing) == 1)
 
 
-def _parts_of(frame: Frame, test: ast.expr, value: Value, arm: bool) -> tuple[Guard, ...]:
+def _arms(frame: Frame, test: ast.expr, value: Value) -> tuple[Guards, Guards]:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _parts_of(frame, test.operand, value, not arm)
+        yes, no = _arms(frame, test.operand, value)
+        return no, yes
     if isinstance(test, ast.BoolOp):
-        every = isinstance(test.op, ast.And) == arm  # all parts hold (and, true arm) or all fail (or, false arm)
+        is_and = isinstance(test.op, ast.And)  # all parts hold on its true arm; of an `or` all fail on the false one
         whole = ("mod:" if "modulo" in value.tags else "") + source_of(test)
         asked = zip(test.values, frame.asked.get(test, [value] * len(test.values)))
-        parts = tuple(g for part, worth in asked for g in _parts_of(frame, part, worth, arm if every else not arm))
-        return (*parts, (whole, arm)) if every else ((NotAll(whole, parts), arm),)
-    return (_simple(frame, test, value, arm),)
+        parts = tuple(g for part, worth in asked for g in _arms(frame, part, worth)[not is_and])
+        every, other = (*parts, (whole, is_and)), ((NotAll(whole, parts), not is_and),)
+        return (every, other) if is_and else (other, every)
+    key, truth = _question(frame, test, value)
+    return ((key, truth),), ((key, not truth),)
 
 
-def _simple(frame: Frame, test: ast.expr, value: Value, arm: bool) -> Guard:
+def _question(frame: Frame, test: ast.expr, value: Value) -> Guard:
+    """The key of a test, and the answer to it that the truth of the test gives."""
     key, truth = test_key(test)
-    arm = arm is truth
     is_dtype = "dtype_test" in value.tags
     switched = None if is_dtype else _switch(frame, key)
     if switched is not None:
-        return AMP, arm is switched
+        return AMP, truth is switched
     asked = value.inputs[0] if isinstance(test, ast.Compare) and value.inputs else value
     path = path_of(test.left) if isinstance(test, ast.Compare) else path_of(test)
     if path == key and _is_scaler(frame, path, asked):
-        return AMP, arm
+        return AMP, truth
     if isinstance(test, ast.Call) and test.args and dotted_name(test.func) == "hasattr":  # is it there, or what stands in for it
         held = dotted_name(test.args[0])
         if _is_scaler(frame, held, frame.lookup(held) or UNKNOWN):
-            return AMP, arm
+            return AMP, truth
     if is_dtype:  # a flag is the question that it was set by, whoever holds it
-        return "dtype:" + (source_of(value.node) if path == key and value.node is not None else key), arm
+        return "dtype:" + (source_of(value.node) if path == key and value.node is not None else key), truth
     known = frame.lookup(path) if path == key else None
     if known is not None and "modulo" in known.tags:  # the same test under another name is the same guard
-        return "mod:" + (source_of(known.node) if known.node is not None else path), arm
+        return "mod:" + (source_of(known.node) if known.node is not None else path), truth
     is_window = "modulo" in value.tags or _has_modulo(test) or path.rpartition(".")[2] == "sync_gradients"
     key = "mod:" + key if is_window else key
-    return _bound_of(test, key) or key, arm
+    return _bound_of(test, key) or key, truth
 
 
 def _switch(frame: Frame, key: str) -> bool | None:
@@ -95,20 +105,18 @@ def _is_scaler(frame: Frame, path: str, value: Value) -> bool:
     return value.kind == "scaler" or (thing is not None and thing.kind == "scaler") or path in frame.module.uses.scalers
 
 
-def window_guard(frame: Frame, node: ast.If, arm: bool) -> tuple[Guard, ...]:
-    """A guard of its own for an `if` that ends a window: it tests a counter or a queue, and sets that back inside.
+def window_of(frame: Frame, node: ast.If) -> str:
+    """The key of a guard of its own for an `if` that ends a window: it tests a counter or a queue, and sets that back inside.
 
     `if len(queue) == k: ...; queue.clear()`, `if micro == k: ...; micro = 0`, `if not pending: ...; pending = k`.
     """
     if isinstance(node.test, ast.Compare) and isinstance(node.test.ops[0], (ast.Is, ast.IsNot)):
-        return ()  # `if x is None: x = ...` fills in a default
+        return ""  # `if x is None: x = ...` fills in a default
     around = frame.at.loops[-1] if frame.at.loops else frame.at.stack[-1].node if frame.at.stack else None
     if around is None:
-        return ()
+        return ""
     reset = _reset(node)
-    if not reset or not reset & _growing_names(around):
-        return ()
-    return (("mod:" + source_of(node.test), arm),)
+    return "mod:" + source_of(node.test) if reset and reset & _growing_names(around) else ""
 
 
 def is_latch(around: ast.AST, key: str) -> bool:

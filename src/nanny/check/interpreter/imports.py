@@ -78,7 +78,7 @@ def resolve_lazy(walk: Walk, frame: Frame, value: Value, name: str) -> Value:
 def _module(walk: Walk, filename: str) -> WalkedFile | None:
     """A file of the project as this walk sees it; what another walk has defined in it is not known here."""
     if filename not in walk.modules:
-        source = walk.project.imported_file(filename)
+        source = walk.project.file(filename)
         walk.modules[filename] = WalkedFile(source) if source is not None else None
     return walk.modules[filename]
 

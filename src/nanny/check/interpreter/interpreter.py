@@ -112,7 +112,7 @@ class Interpreter:
         for module in self.modules.values():
             if module is None:
                 continue
-            for function in module.functions:
+            for function in module.functions + module.lambdas:
                 function.closure = function.owner = None
             for info in module.classes:
                 if info.example is not None:
@@ -121,6 +121,7 @@ class Interpreter:
                 info.attrs.clear()
             module.env.clear()
             module.functions.clear()
+            module.lambdas.clear()
             module.classes.clear()
         self.traces, self.instances, self.memory = [], {}, {}
 
@@ -280,7 +281,10 @@ class Interpreter:
             self.run_block(frame, node.body if known else node.orelse)
             return
         saved, env, ways = frame.at, frame.env, len(frame.left)
-        yes, no = (guards.guards_of(frame, node.test, test, arm) + guards.window_guard(frame, node, arm) for arm in (True, False))
+        yes, no = guards.arms_of(frame, node.test, test)
+        window = guards.window_of(frame, node)
+        if window:
+            yes, no = (*yes, (window, True)), (*no, (window, False))
 
         env.begin()
         guards.narrow(self, frame, node.test, True)

@@ -183,7 +183,8 @@ class WalkedFile:
 
     source: SourceFile
     env: Env = field(default_factory=Env)
-    functions: list[OwnFunction] = field(default_factory=list)
+    functions: list[OwnFunction] = field(default_factory=list)  # that may be entry points
+    lambdas: list[OwnFunction] = field(default_factory=list)  # the others
     classes: list[OwnClass] = field(default_factory=list)
     is_loaded: bool = False
     is_entry: bool = False  # the program starts here: `__name__ == "__main__"`
@@ -207,35 +208,34 @@ class Project:
 
     def __init__(self, sources: Mapping[str, str]):
         self.sources = sources
-        self._files: dict[str, SourceFile | None] = {}
-        self.imported: set[str] = set()
+        self._files: dict[str, SourceFile | None] = {}  # what was asked for last at the end; None: a syntax error
+        self._parsed = 0  # characters of them
         self._paths: dict[str, str] | None = None
         self._top = ""
         self._resolved: dict[tuple[str, str, int], str | None] = {}
 
-    def add(self, filename: str, tree: ast.Module) -> None:
-        self._files[filename] = SourceFile(filename, tree, _module_name(filename), self.sources[filename])
-
-    def forget(self, filename: str) -> None:
-        """Lets go of a tree that nothing imports, and of all when they are many."""
-        if filename not in self.imported:
-            self._files.pop(filename, None)
-        if sum(len(file.text) for file in self._files.values() if file is not None) > MOST_PARSED:
-            self._files.clear()
-
-    def imported_file(self, filename: str) -> SourceFile | None:
-        self.imported.add(filename)
-        return self.file(filename)
+    def parse(self, filename: str) -> SourceFile:
+        """The parsed file; raises what `ast.parse` raises. It stays for the next that imports it, until there are too many."""
+        file = self._files.pop(filename, None)
+        if file is None:
+            text = self.sources[filename]
+            file = SourceFile(filename, ast.parse(text, filename), _module_name(filename), text)
+            self._parsed += len(text)
+        self._files[filename] = file
+        while self._parsed > MOST_PARSED and len(self._files) > 1:
+            oldest = self._files.pop(next(iter(self._files)))
+            self._parsed -= len(oldest.text) if oldest is not None else 0
+        return file
 
     def file(self, filename: str) -> SourceFile | None:
-        """The parsed file; None if it has a syntax error (reported when that file is checked itself)."""
-        if filename not in self._files:
-            try:
-                text = self.sources[filename]
-                self._files[filename] = SourceFile(filename, ast.parse(text, filename), _module_name(filename), text)
-            except (SyntaxError, ValueError, RecursionError):
-                self._files[filename] = None
-        return self._files[filename]
+        """The same; None if it has a syntax error (reported when that file is checked itself)."""
+        if filename in self._files and self._files[filename] is None:
+            return None
+        try:
+            return self.parse(filename)
+        except (SyntaxError, ValueError, RecursionError):
+            self._files[filename] = None
+            return None
 
     def half_behind(self, filename: str) -> tuple[bool, list[str]]:
         """Whether a file imports one that names a half format, directly or through others; and those that had to be read."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.limits import Limits
 from ..chains import half_links, link, node_link, region_link, unknown_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
@@ -13,7 +12,7 @@ from ..interpreter.source import OwnFunction
 from ..interpreter.torch_names import ADAPTIVE, GRAD_SCALERS, IN_FILE
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import HALF, UNKNOWN, Value, ancestors
-from ..registry import Hit, rule
+from ..registry import Hit, limits, rule
 from .protocol import (
     after,
     before,
@@ -29,8 +28,6 @@ from .protocol import (
     scaler_of,
 )
 from .training import is_stepped, share_loop
-
-_LIMITS = Limits()
 
 
 @rule("SCALER_UPDATE_MISSING", Severity.ERROR, on="trace")
@@ -329,6 +326,8 @@ def _is_stepped_plainly(backward: Event, made: Event, trace: Trace) -> bool:
 @rule("SCALER_MISSING", Severity.ERROR, on="trace")
 def scaler_missing_under_policy(trace: Trace, view: FileView) -> Iterator[Hit]:
     """FSDP computes gradients in the format of its parameters: fp16 ones need a scale as under autocast."""
+    if not trace.of("backward"):
+        return
     if view.of("framework.new", "framework.backward", "framework.prepare", "scaler.scale", "scaler.step"):
         return
     if not GRAD_SCALERS.isdisjoint(view.module.uses.identifiers):
@@ -430,7 +429,7 @@ def _beside_a_scaler(trace: Trace, index: int, event: Event) -> Iterator[Hit]:
 def _is_scaled_by_hand(loss: Value, trace: Trace) -> bool:
     """Whether the loss is multiplied by a large number, or by one that the gradients are divided by again."""
     factors = [v for value in ancestors(loss, 8) if value.op == "mul" for v in value.inputs]
-    if any(v.is_number and v.const >= _LIMITS.fixed_scale_low for v in factors):
+    if any(v.is_number and v.const >= limits().fixed_scale_low for v in factors):
         return True
     things = {id(v.thing) for v in factors if v.thing is not None}
     return bool(things) and any(
