@@ -111,6 +111,7 @@ class HostLayout:
         self.column = np.array(self.counts, dtype=np.float64)
         self.are_plain = all(map(operator.is_, plain, tensors))
         self._dtypes = list(map(_DTYPE, plain))
+        self._bytes_each = list(map(Tensor.element_size, plain))
         small = [0 < n <= _SMALL and p is t and p.dtype in NATIVE for n, p, t in zip(self.counts, plain, tensors)]
         self._alone = [i for i, is_small in enumerate(small) if not is_small]
         self._together: list[tuple[list[int], np.ndarray]] = []
@@ -132,8 +133,14 @@ class HostLayout:
             and not any(map(_is_functorch_wrapped, tensors))
             and tuple(map(Tensor.numel, tensors)) == self.counts
             and list(map(_DTYPE, tensors)) == self._dtypes
-            and all(map(torch.UntypedStorage.nbytes, map(Tensor.untyped_storage, tensors)))
+            and self._have_memory(tensors)
         )
+
+    def _have_memory(self, tensors: Sequence[Tensor]) -> bool:
+        """It may have been given back. Asked by address: a storage in Python is an object that the garbage collector counts, and
+        those of 2,000 gradients would call it three times a step."""
+        offsets = map(operator.mul, map(Tensor.storage_offset, tensors), self._bytes_each)
+        return all(map(operator.ne, map(Tensor.data_ptr, tensors), offsets))
 
     def read(self, tensors: Sequence[Tensor]) -> PendingRead | JoinedRead:
         if self._is_one_line:

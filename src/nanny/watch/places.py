@@ -159,8 +159,6 @@ class Places:
         self._scope_since: list[_Scope] = []
         self._code_of_node: dict[int, tuple[CodeType, int]] = {}
         self._seen = 0
-        for model, prefix in self._given or ():
-            self._name(model, prefix)
 
     def open(self) -> Places:
         if not self._is_open:
@@ -174,6 +172,8 @@ class Places:
 
     def _open_hooks(self) -> None:
         self._start()
+        for model, prefix in self._given or ():
+            self._name(model, prefix)
         self._seen = _counter()
         guard = self._guard
         self._hooks = ModuleHooks(
