@@ -409,6 +409,8 @@ class _OnlyPure:
     def before(self, op: Op) -> None:
         if not is_pure(op.func) and not is_view_op(op.func):
             self.stop(f"the model calls {op.name}, which may do more than compute")
+        if torch.Tag.inplace_view in op.func.tags:
+            self.stop(f"the model calls {op.name}, and the shape that it gives a tensor is not put back")
 
     def after(self, op: Op, state: Any) -> None: ...
 

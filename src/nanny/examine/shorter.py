@@ -21,7 +21,7 @@ from ..watch.bad_lines import assignment_of
 from ..watch.calls import ModelCall
 from ..watch.memory import free_bytes
 from ..watch.ranks import has_group
-from ..watch.tensors import tensors_in
+from ..watch.tensors import answers_itself, tensors_in
 from .again import Again, NotAgain, came_from, goes_into, is_scaled, line_call
 
 _RISES = 0.01  # of the loss: less is rounding, or the noise of an update that is long enough
@@ -108,7 +108,9 @@ def _reader(call: int, position: int) -> Callable[[Sequence[Any]], float | None]
 
 
 def _number(value: Tensor | None = None, *_: Tensor) -> float | None:
-    return float(value.detach()) if value is not None and value.numel() == 1 and value.is_floating_point() else None
+    if value is None or answers_itself(value) or value.numel() != 1 or not value.is_floating_point():
+        return None
+    return float(value.detach())
 
 
 def _follow_from_each_other(calls: Sequence[ModelCall]) -> bool:
