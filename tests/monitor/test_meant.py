@@ -367,6 +367,36 @@ def layers_that_thaw() -> Loop:
     return model, step
 
 
+class Steep(nn.Module):
+    """Its body has gradients some thousand times those of its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(8, 16, bias=False), nn.Linear(16, 1)
+        with torch.no_grad():
+            self.body.weight /= 3000
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(3000 * x)))
+
+
+@meant
+def a_second_phase_thaws_the_body() -> Loop:
+    model = Steep()
+    model.body.requires_grad_(False)
+    now = usual(model, SGD(model.head.parameters(), lr=0.05))
+
+    def step(i: int) -> None:
+        nonlocal now
+        if i == 60:
+            model.body.requires_grad_(True)
+            now = usual(model, Adam(model.parameters(), lr=1e-5))
+        now(i)
+
+    return model, step
+
+
 class Words(nn.Module):
     def __init__(self, sparse: bool) -> None:
         super().__init__()

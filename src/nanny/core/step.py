@@ -95,6 +95,13 @@ class SiteTable:
         return whole_norm(norms) if len(norms) else None
 
     @cached_property
+    def elements(self) -> float:
+        """That were measured, of all sites."""
+        import numpy as np
+
+        return float(np.asarray(self.columns["count"]).sum())
+
+    @cached_property
     def weakest(self) -> float:
         """The largest magnitude of the site that has the smallest one; NaN if one holds NaN."""
         import numpy as np
@@ -333,6 +340,11 @@ class StepRecord:
     def loss_unit(self) -> float:
         """What the loss is made of: a sum over more terms, or times a larger number, is another quantity."""
         return (self.loss_terms or 1) * (abs(self.loss_factor or 1.0) or 1.0)
+
+    @property
+    def norm_unit(self) -> float:
+        """What the norm of all gradients is made of: that of a head alone says nothing of the whole model's, once it is thawed."""
+        return self.loss_unit * (self.grads.elements if self.grads is not None else 1.0)
 
     @property
     def nonfinite(self) -> bool:

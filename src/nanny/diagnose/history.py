@@ -60,7 +60,7 @@ class Deviation:
 class Recent(deque[float]):
     """The last finite numbers of a run, which are also kept in order of size: a median is asked for at every step.
 
-    Each has a unit (`StepRecord.loss_unit`): only numbers of about the same one can be compared.
+    Each has a unit (`StepRecord.loss_unit`, `norm_unit`): only numbers of about the same one can be compared.
     """
 
     def __init__(self, depth: int) -> None:
@@ -279,10 +279,10 @@ class RunHistory:
             self.last_bad_step = step.step
         self._add_loss(step)
         if norm is not None:
-            known = deviation(self.norms.comparable(step.loss_unit), norm) if norm > 0 and not bad else None
+            known = deviation(self.norms.comparable(step.norm_unit), norm) if norm > 0 and not bad else None
             self.norm_high = self.norm_high + 1 if known and known.ratio > self.limits.grad_ratio else 0
             if not bad and norm > 0:
-                self.norms.append(norm, step.loss_unit)
+                self.norms.append(norm, step.norm_unit)
                 if len(self.first_norms) < self.limits.baseline_steps:
                     self.first_norms.append(norm)
         if step.grads is not None:
@@ -299,8 +299,8 @@ class RunHistory:
             return False
         if (quiet.rates is not None and "lr" not in self._first) or min(len(self.first_losses), len(self.first_norms)) < enough:
             return False
-        unit, usual = quiet.last.loss_unit, self.norms.median_bounds(len(quiet))
-        if usual is None or not (self.losses.is_of(unit) and self.norms.is_of(unit)):
+        usual = self.norms.median_bounds(len(quiet))
+        if usual is None or not (self.losses.is_of(quiet.last.loss_unit) and self.norms.is_of(quiet.last.norm_unit)):
             return False
         is_high = quiet.whole_norms.max() > 0.999 * self.limits.grad_ratio * usual[0]  # of the median that it will have
         return not is_high and self.grads.will_be_steady(grads.names, quiet.norms)

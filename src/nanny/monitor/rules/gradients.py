@@ -40,7 +40,7 @@ def grad_explosion(step: StepRecord, run: RunHistory) -> Iterator[Observation]:
 
 
 def _explosion(step: StepRecord, run: RunHistory, norm: float) -> Iterator[Observation]:
-    limits, lately = run.limits, run.norms.comparable(step.loss_unit)
+    limits, lately = run.limits, run.norms.comparable(step.norm_unit)
     if len(run.norms) < limits.baseline_steps:
         yield from _by_rail(step, run, norm)
         return
