@@ -343,7 +343,7 @@ class StepRecord:
 
     @property
     def norm_unit(self) -> float:
-        """What the norm of all gradients is made of: that of a head alone says nothing of the whole model's, once it is thawed."""
+        """What the norm of all gradients is made of: a head's alone says nothing of the whole model's, once that is thawed."""
         return self.loss_unit * (self.grads.elements if self.grads is not None else 1.0)
 
     @property
