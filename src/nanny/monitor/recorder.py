@@ -43,7 +43,7 @@ from ..watch.ranks import (
     shards_of,
     summed_parts,
 )
-from ..watch.tensors import gradient_of, in_backward, is_readable, short_dtype, tensors_in
+from ..watch.tensors import answers_itself, gradient_of, in_backward, is_readable, short_dtype, tensors_in
 from . import loss_graph
 from .capture import Bits, GradientRead, KnownGradients, Scale, SiteColumns, Sites, StepCapture
 from .invariants import Invariants
@@ -528,7 +528,9 @@ class Recorder:
                 self.when_backward(True, root)
 
     def _note_loss(self, capture: StepCapture, root: Tensor) -> bool | None:
-        """Whether it is bad; None if that cannot be told without waiting for the device."""
+        """Whether it is bad; None if that cannot be told without waiting for the device, or asking a class of the program's."""
+        if answers_itself(root):
+            return None
         loss: Tensor | float | None = None
         if root.numel() == 1 and root.is_floating_point():
             loss = self._true_loss(capture, root)
