@@ -513,8 +513,6 @@ class Recorder:
             self.when_backward(bool(loss_is_bad), root)
         suspects = {key: name for key, name in self.parameters.items() if name in self.suspects} if self.suspects else {}
         capture.begin_backward(self._owners, suspects)
-        if not self.optimizers:  # nobody tells when they are used: they are added to, and that is all that is known
-            capture.note_stale([p for key in suspects if (p := self._owners[key]()) is not None])
 
     @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from ...core.numbers import number, share
-from ..describe import by_first_bad
+from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
 from ..registry import CERTAIN, LIKELY, cause
 from ..signs import Signs
@@ -291,6 +291,8 @@ def stale_inf_grads(signs: Signs) -> Iterator[Diagnosis]:
     facts = signs.facts
     stale = facts.count("stale")
     if not stale:
+        if not facts.count("stepped"):  # nobody tells when they are used
+            yield from by_hazard(signs, "stale_inf_grads")
         return
     finding = signs.evidence.finding("STALE_GRADS")
     total, _, _ = signs.skips
