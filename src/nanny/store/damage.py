@@ -170,20 +170,13 @@ def _sample_is_whole(db: sqlite3.Connection, row: tuple[Any, ...]) -> bool:
 
 # The -wal file: 32 bytes of header, then frames of 24 bytes of header and a page. Numbers are big endian.
 _WAL_HEADER, _FRAME_HEADER = 32, 24
-_PAGES, _HEADER = 28, 32  # where the store itself has the number of its pages
 _LAST_FRAME = 16  # where the -shm file has the number of frames that SQLite has taken
 
 
 def is_cut_short(db: sqlite3.Connection, store: Path) -> bool:
-    """SQLite reads what is missing of a page as zeros. Not for a store that is being written.
-
-    Behind the pages that the header counts there may be the beginning of one that did not fit on the disk.
-    """
+    """SQLite reads what is missing of a page as zeros. Not for a store that is being written."""
     (page,) = db.execute("PRAGMA page_size").fetchone()
-    with open(store, "rb") as file:
-        header = file.read(_HEADER)
-    size = store.stat().st_size
-    return bool(size % page) and size < page * int.from_bytes(header[_PAGES:_HEADER], "big")
+    return bool(store.stat().st_size % page)
 
 
 def wal_is_damaged(store: Path) -> bool:
