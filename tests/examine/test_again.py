@@ -345,3 +345,26 @@ def test_an_examination_that_ran_out_of_time_does_not_leave_the_step_unexplained
     assert (found.cause, found.step, found.confidence) == ("undefined_operation", 0, 0.95)
     assert "test_again.py" in found.where
     assert [e.step for e in watched.evidence().examinations] == [0]
+
+
+def test_a_run_whose_weights_are_lost_is_not_examined_until_they_are_put_back():
+    """What any operation makes of NaN weights blames nothing, and every such examination costs as much as a telling one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True)
+    sound = copy.deepcopy(model.state_dict())
+    for step in range(60):
+        if step == 3:
+            with torch.no_grad():
+                model[0].weight.fill_(torch.nan)
+        if step == 40:
+            model.load_state_dict(sound)
+        with watched.step(step):
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    watched.close()
+    steps = [e.step for e in watched.evidence().examinations]
+    assert not [s for s in steps if 5 <= s < 40]
+    assert [s for s in steps if s > 40]

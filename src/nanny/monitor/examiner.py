@@ -191,6 +191,7 @@ class Examiner:
     ) -> None:
         self.plan = ExaminationPlan()
         self.off_because = ""
+        self.weights_are_lost = False  # not finite, and so is every loss: no operation of such a step is to blame
         self._always = always
         self._tries = try_remedies
         self._recorder = recorder
@@ -244,7 +245,9 @@ class Examiner:
         return wanted and not self._afterwards
 
     def _may_open(self) -> bool:
-        return not (self.off_because or not self._recorder.models or self.turn.locked() or not modes_may_change())
+        if self.off_because or (self.weights_are_lost and not self._always):
+            return False
+        return bool(self._recorder.models) and not self.turn.locked() and modes_may_change()
 
     def backward_begins(self, loss_is_bad: bool, root: torch.Tensor) -> None:
         """What was called for a bad loss is examined now, outside the budget, unless it has been; a few times in a run."""
@@ -298,7 +301,7 @@ class Examiner:
 
     def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False) -> None:
         capture = self._recorder.capture
-        if capture is None or self.off_because or not modes_may_change():
+        if capture is None or self.off_because or self.weights_are_lost or not modes_may_change():
             return
         if self._explained == capture.record.step:
             return  # it was examined as it ran, criterion included; the calls alone tell less

@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import functools
 import itertools
+import math
 import os
 import sys
 import traceback
@@ -401,6 +402,7 @@ class MixedPrecisionNanny:
                 self._examiner.plain_step(step.seconds)
             if looks_wrong(found):
                 self._examiner.plan.suspect()
+            self._examiner.weights_are_lost = self._history.weights_bad and not math.isfinite(step.loss or 0.0)
         fresh = [new for finding in found if (new := self._add_finding(finding)) is not None]
         is_asked = self._causes.show_findings(fresh, wrong)
         tried = step.stepped or "update" in step.calls  # else gradients may be kept on purpose: accumulation
