@@ -1,4 +1,4 @@
-"""Rules, causes and kinds of hazard: each is one decorated function in a folder, and its docstring is its page.
+"""Rules, causes and kinds of hazard: each is one decorated function in a folder; a rule's docstring is its page.
 
 `Registry(package).enter(NAME, ...)` is the decorator; `entries()` imports the folder and gives the functions by name.
 """
