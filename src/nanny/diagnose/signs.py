@@ -408,6 +408,18 @@ class Signs:
         # backward mirrors forward, also where it only passes: forward tells who does it
         return max(growing, key=lambda g: (g.direction == "forward", g.factor), default=None)
 
+    @cached_property
+    def growth_is_borne(self) -> bool:
+        """FP32 has a finite loss and usual gradients at the very step whose numbers outgrew a narrower format."""
+        at = self.first_bad
+        if at is None or at.in_reference is not False:
+            return False
+        exam = next((e for e in self.evidence.examinations if e.step == at.step and e.gradients), None)
+        if exam is None or exam.loss_reference is None or not math.isfinite(exam.loss_reference):
+            return False
+        squares = sum(math.inf if g.reference_nonfinite else g.reference_norm**2 for g in exam.gradients)
+        return math.sqrt(squares) < self.limits.grad_rail_high
+
     def _untrained(self, step: int | None) -> bool:
         """No optimizer step has succeeded before this one, or one at most."""
         if step is None:

@@ -126,7 +126,7 @@ def data_outlier(signs: Signs) -> Iterator[Diagnosis]:
 def exploding_recurrence(signs: Signs) -> Iterator[Diagnosis]:
     """Activations or gradients grow by a factor in every layer or time step, before any training."""
     growth = signs.growth
-    if growth is None or not (signs.harmed or signs.exploded_at_once or signs.runaway is not None):
+    if growth is None or signs.growth_is_borne or not (signs.harmed or signs.exploded_at_once or signs.runaway is not None):
         return
     at, step = signs.first_bad, signs.facts.first_steps.get("growths")
     yield Diagnosis(
