@@ -99,6 +99,39 @@ for step in range(20):
     optimizer.step(lambda: None)
 """
 
+ENCODER = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        wide = self.second(self.first(x).relu() * 400)
+        mean = (wide - wide.mean(-1, keepdim=True)) / wide.std(-1, keepdim=True)
+        return mean + 0.1 * torch.randn_like(mean)
+
+
+encoder, model = Encoder().requires_grad_(False).eval(), nn.Linear(16, 1)
+encoder.second.weight.data *= 2000
+encoder.to(FORMAT)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(12):
+    CLEARED
+    pictures = torch.randn(32, 16)
+    with torch.no_grad():
+        latents = encoder(pictures.to(FORMAT)).float()
+    loss = model(latents).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 
 def said_of(program: str, folder: Path) -> dict[str, Any]:
     (folder / "train.py").write_text(program)
@@ -142,3 +175,17 @@ def test_a_table_that_half_has_emptied_is_not_said_to_be_so_in_fp32(tmp_path: Pa
 @pytest.mark.slow
 def test_a_closure_that_does_nothing_hides_no_gradient_that_is_never_cleared(tmp_path: Path) -> None:
     assert said_of(UNCLEARED, tmp_path)["cause"] == "gradient_never_cleared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cleared", ["pass", "optimizer.zero_grad()"])
+def test_an_encoder_that_is_not_trained_and_overflows_is_named_and_not_the_data(tmp_path: Path, cleared: str) -> None:
+    """What it draws makes its line another one each time, so it cannot be made again: the next step's is looked at as it runs."""
+    found = said_of(ENCODER.replace("FORMAT", "torch.float16").replace("CLEARED", cleared), tmp_path)
+    assert (found["cause"], found["precision_caused"]) == ("activation_overflow_fp16", True)
+    assert "self.second" in found["source"]
+
+
+@pytest.mark.slow
+def test_the_same_encoder_in_bf16_is_no_fault(tmp_path: Path) -> None:
+    assert said_of(ENCODER.replace("FORMAT", "torch.bfloat16").replace("CLEARED", "pass"), tmp_path) == {}

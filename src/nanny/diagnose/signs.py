@@ -123,6 +123,11 @@ class Signs:
     @cached_property
     def first_bad(self) -> FirstBad | None:
         """The first bad number that did harm."""
+        at = self._first_bad_seen
+        return at if at is None else self._made_before_the_step(at) or at
+
+    @cached_property
+    def _first_bad_seen(self) -> FirstBad | None:
         first = self.first_bad_step
         in_forward = [e for e in self.broken_exams if _reaches_loss(e)]
         if in_forward and (first is None or in_forward[0].step <= first + 64):
@@ -130,7 +135,7 @@ class Signs:
             told = self._by_incident()
             if told is not None and told.from_data and told.step < best.step:
                 return told  # one bad batch; what broke later is another matter
-            return self._made_in_the_loop(best) or first_bad_of(best)
+            return first_bad_of(best)
         told = self._by_incident()
         if told is not None and told.place.phase != "backward":
             return told
@@ -148,13 +153,14 @@ class Signs:
     def first_bad_step(self) -> int | None:
         return self.losing_steps[0].step if self.losing_steps else self.evidence.first_bad_step
 
-    def _made_in_the_loop(self, given: Examination) -> FirstBad | None:
-        """What made the bad batches: a step that was examined from its start on saw the loop itself spoil one."""
-        at = first_bad_of(given)
-        if at.hazard is None or current_name(at.hazard.cause) != "data_nan":
+    def _made_before_the_step(self, at: FirstBad) -> FirstBad | None:
+        """What made the bad batches: a later look that began with the batch saw the loop, or a network that is not trained,
+        spoil one."""
+        if not (at.from_data or (at.hazard is not None and current_name(at.hazard.cause) == "data_nan")):
             return None
-        later = (first_bad_of(e) for e in self.evidence.examinations if e.step > given.step and e.first_bad is not None)
-        return next((a for a in later if a.place.phase == "loop" and a.hazard is not None and a.in_reference is False), None)
+        later = (first_bad_of(e) for e in self.evidence.examinations if e.step > at.step and e.first_bad is not None)
+        made = (a for a in later if a.place.phase == "loop" or a.order < 0)
+        return next((a for a in made if a.hazard is not None and a.in_reference is False), None)
 
     def _by_incident(self) -> FirstBad | None:
         """From the loss's graph or the traced modules, for a step that was not examined."""

@@ -59,6 +59,7 @@ HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad losses, and bad gradients of finite ones, whose step is made again: neither takes from the other,
 MOST_LINES = 3  # and lines of the loop, for each
 TIMES_A_STEP = 8.0  # what an examined step costs, until one has told
+MOST_LOOKS_BEFORE = 2  # steps that are looked at from the moment their batch is drawn, because one had come in bad
 MOST_OWED = 2  # examinations that are made up for: the loss scale hid from them what rounding did to the gradients
 
 
@@ -212,6 +213,9 @@ class Examiner:
         self._is_ahead = False  # what is open looks at what the loop makes for a step that has not begun
         self._from_before: Examination | None = None  # of lines of a bad step, those before it included
         self._is_replaced = False  # what is open came to an end before the step, which was made again
+        self._looks_before = False  # the next step is to be looked at from where its batch is made,
+        self._looked_before = 0  # as so many were
+        self._is_through = False  # what is open goes on through networks that are not trained
         self._afterwards = False  # this step is examined when its backward pass is over
         self._explained: int | None = None  # the last step of which an examination has told the first bad number
         self._shorter: ShorterUpdate | None = None  # of this step
@@ -223,6 +227,7 @@ class Examiner:
         recorder.when_read = self.gradients_read
         recorder.when_bad_gradients = self.gradients_are_bad
         recorder.when_updated = self.weights_changed
+        recorder.when_cleared = self.gradients_cleared
 
     def begin(self, position: int) -> bool:
         """Whether the step that begins now is examined."""
@@ -245,7 +250,8 @@ class Examiner:
         return wanted and not self._afterwards
 
     def _may_open(self) -> bool:
-        if self.off_because or (self.weights_are_lost and not self._always):
+        tells_nothing = self.weights_are_lost and not (self._always or self._looks_before or self._preamble is not None)
+        if self.off_because or tells_nothing:
             return False
         return bool(self._recorder.models) and not self.turn.locked() and modes_may_change()
 
@@ -419,6 +425,9 @@ class Examiner:
         self._thread = get_ident()
         self._opened, self._calls, self._is_replaced, self._is_ahead = _now(), 0, False, ahead
         self._took = 0.0 if ahead else None
+        self._is_through = ahead and self._looks_before
+        if self._is_through:
+            self._looks_before, self._looked_before = False, self._looked_before + 1
         try:
             opened.append(
                 Sanitizer(
@@ -466,14 +475,22 @@ class Examiner:
         next batch is drawn and cast. Before a step that will be examined, too."""
         if self._sanitizer is None and self._leads() and self.plan.is_due(self._position + 1) and self._may_open():
             self._open_ahead()
-        if self._sanitizer is not None:
+        elif self._sanitizer is not None:
             self._took = self._took if self._is_ahead else _since(self._opened)
             self._sanitizer.step_is_over()
 
+    def look_before_next(self) -> None:
+        """What came into the model was bad already: the next step is looked at from where the loop makes its batch."""
+        if not self._looks_before and self._looked_before < MOST_LOOKS_BEFORE:
+            self._looks_before = True
+            self.plan.owe_next(self._position)
+
     def _open_ahead(self) -> None:
-        elapsed = _since(self._began) - self.plan.spent if self._began is not None else 0.0
-        if self._always or self.plan.would_want(self._position + 1, elapsed, self._typical()):
+        self._elapsed = _since(self._began) - self.plan.spent if self._began is not None else 0.0
+        if self._always or self.plan.would_want(self._position + 1, self._elapsed, self._typical()):
             self.open(self._position + 1, ahead=True)
+        if self._sanitizer is not None:
+            self._sanitizer.step_is_over()
 
     def abandon(self) -> None:
         """After `close`, which may have failed. Idempotent."""
@@ -492,13 +509,23 @@ class Examiner:
     def is_open(self) -> bool:
         return self._sanitizer is not None
 
+    def gradients_cleared(self) -> None:
+        """Behind an update: the step is over. What the loop makes for the next one comes after that as well."""
+        if not self._is_ahead:
+            self._finish_and_look_on()
+
+    def _finish_and_look_on(self) -> None:
+        self.finish()
+        if self._looks_before and self._sanitizer is None and self._leads() and self._may_open():
+            self._open_ahead()
+
     def plain_step(self, seconds: float) -> None:
         """What a step that was not examined took."""
         self._plain.append(seconds)
 
     def _seconds_left(self) -> float:
         """For the examination of this step."""
-        return math.inf if self._always else self.plan.allowance(self._position, self._elapsed)
+        return math.inf if self._always else self.plan.allowance(self._position + self._is_ahead, self._elapsed)
 
     def _typical(self) -> float | None:
         return sorted(self._plain)[len(self._plain) // 2] if self._plain else None
@@ -519,11 +546,14 @@ class Examiner:
                 return
         capture = self._recorder.capture
         over = capture is None or capture.ended or (capture.record.stepped and not torch.is_grad_enabled())
-        ours = self._took is not None or id(module) in self._recorder.modules
-        if over and ours and self._recorder.when_cleared is not None:
+        is_ours = id(module) in self._recorder.modules
+        if over and (is_ours or (self._took is not None and not self._is_through)):
             if self._sanitizer is not None and self._took is not None and not modes_may_change():
                 self._sanitizer.conclude("the step was over")  # an evaluation begins, where nothing may be closed
-            self._recorder.when_cleared()
+            if is_ours:
+                self.finish()
+            else:
+                self._finish_and_look_on()
 
     def _leads(self) -> bool:
         """Of many processes one is slow while it is examined, and the others wait for it. So that they do not wait for each in

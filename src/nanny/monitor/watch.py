@@ -180,7 +180,6 @@ class MixedPrecisionNanny:
         self._examiner = None
         if examine != "off":
             self._examiner = Examiner(self._recorder, self._on_examined, always=examine == "every", try_remedies=try_remedies)
-        self._recorder.when_cleared = self._close_examination
         self._cost = CostClock(lambda: self._recorder.seconds, lambda: self.examined_seconds)
         info = run_info(self._interval)
         self._rank, self._world_size = info.rank if info.world_size > 1 else None, info.world_size
@@ -300,6 +299,8 @@ class MixedPrecisionNanny:
         if examination.facts.get("failed"):
             self._examination_failed(examination.step, examination.facts["failed"])
         self._history.add_examination(examination)
+        if any(h.is_of_data and math.isinf(h.consequence) for h in examination.hazards):
+            self._examiner.look_before_next()
         near = near_end_at(Signs(self.evidence()))
         if near is not None:
             self._examiner.plan.look_at(self._steps + max(near - examination.step, 1) - 1)
