@@ -132,6 +132,33 @@ for step in range(12):
     optimizer.step()
 """
 
+DISTANCES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def spread(out):
+    first, second = torch.triu_indices(len(out), len(out), 1)
+    return (out[first] - out[second]).float().square().sum(-1).sqrt().mean()
+
+
+for step in range(45):
+    x = torch.randn(8, 8)
+    if step == 37:
+        x[1] = x[0] + NEAR
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(x)
+    loss = (spread(out) - 1).abs()
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+"""
+
 
 def said_of(program: str, folder: Path) -> dict[str, Any]:
     (folder / "train.py").write_text(program)
@@ -189,3 +216,18 @@ def test_an_encoder_that_is_not_trained_and_overflows_is_named_and_not_the_data(
 @pytest.mark.slow
 def test_the_same_encoder_in_bf16_is_no_fault(tmp_path: Path) -> None:
     assert said_of(ENCODER.replace("FORMAT", "torch.bfloat16").replace("CLEARED", "pass"), tmp_path) == {}
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize(
+    ("near", "cause", "culprit", "precision"),
+    [("1e-4", "catastrophic_cancellation", "op:sub", True), ("0.0", "singular_gradient", "op:sqrt", False)],
+)
+def test_a_derivative_in_the_loops_own_lines_is_explained_at_the_step_where_it_breaks(
+    tmp_path: Path, near: str, cause: str, culprit: str, precision: bool
+) -> None:
+    """Loss and forward are finite: the lines that made the loss are made again, and differentiated beside FP32."""
+    found = said_of(DISTANCES.replace("NEAR", near), tmp_path)
+    assert (found["cause"], found["culprit"], found["step"]) == (cause, culprit, 37)
+    assert (found["precision_caused"], found["confidence"]) == (precision, 0.95)
+    assert "sqrt()" in found["source"]

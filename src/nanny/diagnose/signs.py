@@ -141,7 +141,7 @@ class Signs:
             return told
         if not self.harmed:
             return None
-        backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients)]
+        backward = [e for e in self.broken_exams if any(g.nonfinite for g in e.gradients) or _is_of_lines(e)]
         if backward:  # the last: a loss scale that was still being searched broke the earlier ones
             tiny = backward[-1].facts.get("tiny_probabilities")
             if tiny is not None and told is not None and told.op in LOGARITHMS:
@@ -757,6 +757,11 @@ def _reaches_loss(exam: Examination) -> bool:
     if exam.facts.get("again"):
         return True  # a bad loss was the reason to make it
     return not math.isfinite(exam.loss if exam.loss is not None else 0.0) or any(g.nonfinite for g in exam.gradients)
+
+
+def _is_of_lines(exam: Examination) -> bool:
+    """The backward pass of what the loop made of its model's outputs, and not that of the model."""
+    return bool(exam.facts.get("again")) and not exam.gradients
 
 
 def _growth_of(numbers: Mapping[str, Any]) -> Growth:

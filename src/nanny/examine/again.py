@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 from ..core.examination import Examination, Trial
-from ..watch.bad_lines import MakingLine
+from ..watch.bad_lines import MakingLine, assignment_of
 from ..watch.calls import LineCall, ModelCall, same_bits
 from ..watch.compiler import can_uncompile, foreign_module_hooks, uncompiled
 from ..watch.digests import Digests, first_difference
@@ -195,6 +195,18 @@ def line_call(line: MakingLine) -> LineCall:
     return call
 
 
+def calls_to_loss(made: Sequence[ModelCall], root: Any) -> tuple[list[ModelCall], Any] | None:
+    """The calls, behind them the lines of the loop that made a loss of what they gave, and that loss. `root`: the node in which
+    backward began."""
+    found = assignment_of(lambda t: t.numel() == 1 and t.grad_fn is not None and is_scaled(root, t.grad_fn._sequence_nr()))
+    if found is None:
+        return None
+    between = (
+        one for one in found.sources if not goes_into(one.result, made) and not any(came_from(call, one.result) for call in made)
+    )
+    return [*made, *map(line_call, (*between, found))], found.result
+
+
 def came_from(call: ModelCall, result: Any) -> bool:
     return any(call.position_of(tensor) is not None for tensor in tensors_in(result))
 
@@ -247,6 +259,7 @@ class Again:
         self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
         self.shrink = 1.0  # gradients from which backward begins
         self.weights: Sequence[tuple[Tensor, Tensor]] | None = None  # and what they are in this run, which is forward only
+        self._begins: list[Tensor] = []  # where the backward pass of a line ends
         self.untouched = True  # it left no trace in the model, even before all was put back
 
     def run(self, sanitizer: Sanitizer | None = None) -> None:
@@ -329,6 +342,8 @@ class Again:
             now = self._as_now(value)
             if value.grad_fn is not None and not value.is_inference():
                 value = now.detach().requires_grad_()
+                if isinstance(call, LineCall):
+                    self._begins.append(value)
             elif now is not value:
                 value = now.detach()
             if rows is None or not value.dim() or len(value) != len(rows):
@@ -368,7 +383,7 @@ class Again:
         parameters = tuple(
             {id(p): p for part in parts for p in part._parameters.values() if p is not None and p.requires_grad}.values()
         )
-        if not parameters or _has_backward_hooks(parts, parameters):
+        if not (parameters or self._begins) or _has_backward_hooks(parts, parameters):
             return
         pairs = list(self._seeds())
         if not pairs:
@@ -377,7 +392,10 @@ class Again:
             sanitizer.note_scale()
         roots, seeds = zip(*pairs)
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # torch.autograd.backward is told to listeners
-        run(roots, seeds, False, False, parameters, allow_unreachable=True, accumulate_grad=True)
+        ends = (*parameters, *self._begins)
+        run(roots, seeds, False, False, ends, allow_unreachable=True, accumulate_grad=True)
+        if sanitizer is not None:
+            sanitizer.note_gradients([begin.grad for begin in self._begins])
 
     def _seeds(self) -> Iterator[tuple[Tensor, Tensor]]:
         """What is differentiated, and from which gradient."""
@@ -386,8 +404,9 @@ class Again:
                 if not output.requires_grad:
                     continue
                 node = call.nodes[i] if i < len(call.nodes) else -1
-                if self.root is not None and output.numel() == 1 and is_scaled(self.root, node):
-                    loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
+                if self.root is not None and output.numel() == 1 and is_scaled(self.root.grad_fn, node):
+                    with torch.enable_grad():  # it may be asked for while gradients are clipped
+                        loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
                     yield loss, torch.ones_like(loss)
                 elif self.root is None and i in call.gradients:
                     yield output, call.gradients[i] * self.shrink
@@ -432,9 +451,8 @@ class _NoCollectives(_OnlyPure):
         self.stop("the model computes with tensors that several processes hold together")
 
 
-def is_scaled(root: Tensor, loss: int) -> bool:
+def is_scaled(node: Any, loss: int) -> bool:
     """What is differentiated is the loss that a model computed itself, known by its number in the graph; or that, scaled."""
-    node = root.grad_fn
     for _ in range(_MOST_SCALINGS):
         if node is None or node._sequence_nr() == loss:
             return node is not None

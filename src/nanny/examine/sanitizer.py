@@ -338,6 +338,17 @@ class Sanitizer:
         if self._is_open:
             self._guard(self._note_outputs, output)
 
+    def note_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Of what lines of the loop were given: what is bad in them would have gone on into the model."""
+        if self._is_open:
+            self._guard(self._note_gradients, gradients)
+
+    def _note_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        for gradient in gradients:
+            tag = None if gradient is None or not has_storage(gradient) else self._ledger.tags.find(gradient)
+            if tag is not None:
+                self._note_arrival(tag.bad, tag.reference_bad, "output")
+
     def _note_outputs(self, output: Any) -> None:
         if in_backward() or being_traced():
             return

@@ -17,12 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from ..core.examination import Trial
-from ..watch.bad_lines import assignment_of
 from ..watch.calls import ModelCall
 from ..watch.memory import free_bytes
 from ..watch.ranks import has_group
 from ..watch.tensors import answers_itself, tensors_in
-from .again import Again, NotAgain, came_from, goes_into, is_scaled, line_call
+from .again import Again, NotAgain, calls_to_loss, is_scaled
 
 _RISES = 0.01  # of the loss: less is rounding, or the noise of an update that is long enough
 _TIMES_SHORTER = (10.0, 100.0, 1000.0)
@@ -41,7 +40,7 @@ class ShorterUpdate:
             return None
         for at, call in enumerate(made):
             for position, node in enumerate(call.nodes):
-                if is_scaled(root, node):
+                if is_scaled(root.grad_fn, node):
                     start = _number(call.results()[position])
                     return None if start is None else cls(made, _reader(at, position), start)
         with suppress(SyntaxError):
@@ -50,17 +49,9 @@ class ShorterUpdate:
 
     @classmethod
     def _of_line(cls, made: Sequence[ModelCall], root: Tensor) -> ShorterUpdate | None:
-        found = assignment_of(lambda t: t.numel() == 1 and t.grad_fn is not None and is_scaled(root, t.grad_fn._sequence_nr()))
-        if found is None:
-            return None
-        before = (
-            one
-            for one in found.sources
-            if not goes_into(one.result, made) and not any(came_from(call, one.result) for call in made)
-        )
-        calls = [*made, *map(line_call, (*before, found))]
-        start = _number(*tensors_in(found.result))
-        return cls(calls, _reader(-1, 0), start) if start is not None and _follow_from_each_other(calls) else None
+        found = calls_to_loss(made, root.grad_fn)
+        start = None if found is None else _number(*tensors_in(found[1]))
+        return cls(found[0], _reader(-1, 0), start) if found and start is not None and _follow_from_each_other(found[0]) else None
 
     def keep(self) -> None:
         """The weights of all that was called, unless they are kept, or there is no room for them."""

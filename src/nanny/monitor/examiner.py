@@ -29,6 +29,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from ..core.examination import Examination, Trial
 from ..examine.again import (
     NotAgain,
+    calls_to_loss,
     came_from,
     examine_again,
     find_irreproducible,
@@ -287,11 +288,11 @@ class Examiner:
         if planned and made:
             self._make_again(made, planned=True)
 
-    def gradients_are_bad(self) -> None:
+    def gradients_are_bad(self, graph: Any) -> None:
         """The loss was finite: all that was called for it in this step is made again, backward too."""
         made, self._made = self._made, []
         if made:
-            self._make_again(made)
+            self._make_again(made, graph=graph)
 
     def weights_changed(self) -> None:
         """No call can be made again as it was: what was passed in belongs to the program alone from here on."""
@@ -305,7 +306,9 @@ class Examiner:
         self._made = []
         self._recorder.calls_since_backward()
 
-    def _make_again(self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False) -> None:
+    def _make_again(
+        self, made: Sequence[ModelCall], root: torch.Tensor | None = None, planned: bool = False, graph: Any = None
+    ) -> None:
         capture = self._recorder.capture
         if capture is None or self.off_because or self.weights_are_lost or not modes_may_change():
             return
@@ -325,7 +328,7 @@ class Examiner:
         step = capture.record.step
         try:
             with contextlib.nullcontext() if live is None else live.paused():
-                is_explained = self._make_calls_again(made, root, planned, step)
+                is_explained = self._make_calls_again(made, root, planned, step, graph)
                 if not is_explained and root is not None:
                     seen = self._make_lines_again(made, step)
                     is_explained = seen is not None
@@ -346,10 +349,14 @@ class Examiner:
         if not is_explained:
             self.plan.owe_next(self._position)
 
-    def _make_calls_again(self, made: Sequence[ModelCall], root: torch.Tensor | None, planned: bool, step: int) -> bool:
+    def _make_calls_again(
+        self, made: Sequence[ModelCall], root: torch.Tensor | None, planned: bool, step: int, graph: Any
+    ) -> bool:
         tries = self._tries and not planned
         try:
             seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, compare=not planned)
+            if seen.facts.get("seed_nonfinite"):
+                seen = self._make_loss_again(made, graph, step) or seen
             from_before = self._make_lines_again(made, step) if root is not None and _are_spoilt(made) else None
             trials = (*seen.trials, *(self._try_remedies(made, root) if tries else ()))
             self._deliver(replace(seen, trials=trials), from_before)
@@ -358,6 +365,16 @@ class Examiner:
             return planned
         self._is_replaced = self._sanitizer is not None
         return planned or seen.first_bad is not None
+
+    def _make_loss_again(self, made: Sequence[ModelCall], graph: Any, step: int) -> Examination | None:
+        """The gradients came bad to the model: the lines that made a loss of what it gave are made again, and their backward."""
+        with contextlib.suppress(NotAgain, SyntaxError):
+            found = calls_to_loss(made, graph)
+            if found is not None:
+                calls, loss = found
+                seen = examine_again(calls, self._recorder.models, step, weakly(self._scale), False, loss, compare=False)
+                return seen if seen.first_bad is not None else None
+        return None
 
     def _make_lines_again(self, made: Sequence[ModelCall], step: int) -> Examination | None:
         """The calls of the model were all right: what the loop made of them, or of its data, is computed once more."""

@@ -111,7 +111,7 @@ class Recorder:
         self._updates = 0  # optimizer steps so far
         self.when_backward: Callable[[bool, Tensor], None] | None = None  # with whether the loss is bad, and the loss
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
-        self.when_bad_gradients: Callable[[], None] | None = None  # of a finite loss
+        self.when_bad_gradients: Callable[[Any], None] | None = None  # of a finite loss, with the node where backward began
         self.when_updated: Callable[[], None] | None = None  # weights are no longer as they were
         self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
@@ -451,11 +451,12 @@ class Recorder:
     def _add_read(self, capture: StepCapture, one: GradientRead, grads: list[Tensor], bad: list[int]) -> None:
         one.bad = {i: count_nonfinite(grads[i]) for i in bad}
         capture.reads.append(one)
-        if bad and capture.graph is not None and capture.record.autopsy is None:
-            capture.record.singular = loss_graph.singular_operation(capture.graph, self.parameters)
+        graph = capture.graph
+        if bad and graph is not None and capture.record.autopsy is None:
+            capture.record.singular = loss_graph.singular_operation(graph, self.parameters)
             capture.graph = None
         if bad and self.when_bad_gradients is not None and not self._scale_is_sought():
-            self.when_bad_gradients()
+            self.when_bad_gradients(graph)
 
     def _scale_is_sought(self) -> bool:
         capture = self.capture

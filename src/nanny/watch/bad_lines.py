@@ -89,8 +89,8 @@ def assignments_behind_backward() -> Iterator[MakingLine]:
 
 
 def assignment_of(is_it: Callable[[Tensor], bool]) -> MakingLine | None:
-    """Whose result is this tensor, among those behind the backward pass that is called below."""
-    return next(_found_below(lambda made, _: any(map(is_it, made))), None)
+    """Whose result is this tensor, of the lines before the one that runs below."""
+    return next(_found_below(lambda made, _: any(map(is_it, made)), of_all=True), None)
 
 
 def reads_bad() -> bool:
@@ -98,7 +98,8 @@ def reads_bad() -> bool:
     return any(_found_below(lambda made, read: not all(_is_good(t) for t in read if t.grad_fn is None and not t.requires_grad)))
 
 
-def _found_below(is_it: _Question) -> Iterator[MakingLine]:
+def _found_below(is_it: _Question, of_all: bool = False) -> Iterator[MakingLine]:
+    """`of_all`: not only what led to the values that the line names which runs below."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_MOST_FRAMES):
         if frame is None or sys.gettrace() is not None:
@@ -106,7 +107,7 @@ def _found_below(is_it: _Question) -> Iterator[MakingLine]:
         if is_users_own(frame.f_code.co_filename):
             variables = _variables(frame)
             if variables is not None:
-                yield from _assignments(frame, variables, is_it)
+                yield from _assignments(frame, variables, is_it, of_all)
         frame = frame.f_back
 
 
@@ -123,7 +124,7 @@ def _variables(frame: FrameType) -> dict[str, Any] | None:
     return found
 
 
-def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Question) -> Iterator[MakingLine]:
+def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Question, of_all: bool) -> Iterator[MakingLine]:
     code, now, others = frame.f_code, frame.f_lineno, frame.f_globals
     body = _body(code)
     at = [node for node in _statements(body) if _spans(node, now) and not hasattr(node, "body")]  # several with `;`
@@ -141,7 +142,7 @@ def _assignments(frame: FrameType, variables: Mapping[str, Any], is_it: _Questio
         return found if len(found) <= _MOST_TENSORS else []
 
     behind: list[_Assignment] = []
-    wanted = set().union(*map(_names, at))
+    wanted = set(variables) if of_all else set().union(*map(_names, at))
     for node in reversed(list(_statements(body))):
         if isinstance(node, _Assignment) and node.value is not None and node.lineno <= now and wanted & _targets(node):
             behind.append(node)
