@@ -159,6 +159,25 @@ for step in range(45):
     optimizer.step()
 """
 
+AVERAGED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+shadow = [p.detach().to(FORMAT) for p in model.parameters()]
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(30):
+    x = torch.randn(32, 8)
+    loss = nn.functional.mse_loss(model(x), x[:, :1].sin())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        for average, p in zip(shadow, model.parameters()):
+            average.sub_(0.002 * (average - p.to(FORMAT)))
+"""
+
 
 def said_of(program: str, folder: Path) -> dict[str, Any]:
     (folder / "train.py").write_text(program)
@@ -231,3 +250,9 @@ def test_a_derivative_in_the_loops_own_lines_is_explained_at_the_step_where_it_b
     assert (found["cause"], found["culprit"], found["step"]) == (cause, culprit, 37)
     assert (found["precision_caused"], found["confidence"]) == (precision, 0.95)
     assert "sqrt()" in found["source"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("form", "cause"), [("torch.bfloat16", "ema_stagnation"), ("torch.float32", "")])
+def test_an_average_behind_zero_grad_is_seen(tmp_path: Path, form: str, cause: str) -> None:
+    assert said_of(AVERAGED.replace("FORMAT", form), tmp_path).get("cause", "") == cause

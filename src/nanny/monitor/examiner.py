@@ -228,7 +228,6 @@ class Examiner:
         recorder.when_read = self.gradients_read
         recorder.when_bad_gradients = self.gradients_are_bad
         recorder.when_updated = self.weights_changed
-        recorder.when_cleared = self.gradients_cleared
 
     def begin(self, position: int) -> bool:
         """Whether the step that begins now is examined."""
@@ -525,11 +524,6 @@ class Examiner:
     @property
     def is_open(self) -> bool:
         return self._sanitizer is not None
-
-    def gradients_cleared(self) -> None:
-        """Behind an update: the step is over. What the loop makes for the next one comes after that as well."""
-        if not self._is_ahead:
-            self._finish_and_look_on()
 
     def _finish_and_look_on(self) -> None:
         self.finish()

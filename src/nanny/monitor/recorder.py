@@ -98,7 +98,6 @@ class Recorder:
         self._in_scaler_step: Optimizer | None = None
         self._scalers = WeakIdKeyDictionary()  # a class of the program may have no hash
         self._own_scalers = WeakIdKeyDictionary()  # that stepped an optimizer of these models
-        self.stepped_late = False  # the optimizer has run after the user's block
         self.hears_calls = False  # so that a step that goes wrong can be made again
         self._calls: ModelCalls | None = None
         self._compiled_calls = compiled_calls()
@@ -113,7 +112,6 @@ class Recorder:
         self.when_read: Callable[[], None] | None = None  # gradients are complete, and weights as they were
         self.when_bad_gradients: Callable[[Any], None] | None = None  # of a finite loss, with the node where backward began
         self.when_updated: Callable[[], None] | None = None  # weights are no longer as they were
-        self.when_cleared: Callable[[], None] | None = None  # gradients were cleared behind that
 
     def run(self, work: Callable[..., Any], *args: Any, apart: bool = True, **kwargs: Any) -> Any:
         """The one broad catch: whatever goes wrong inside must not reach the training. Also keeps the account of time spent.
@@ -216,7 +214,6 @@ class Recorder:
 
     def begin(self, step: int, traced: bool, examined: bool = False) -> None:
         self.capture = StepCapture(StepRecord(step, traced=traced, examined=examined), started=perf_counter())
-        self.stepped_late = False
         self._scaled, self._probe = [], None
         quiet = self._hear_calls()
         if traced:
@@ -704,17 +701,12 @@ class Recorder:
         capture.record.stepped_scaled |= capture.begin_window(self._own_parameters(optimizer) if capture.has_waiting else ())
         if self.when_updated is not None:
             self.when_updated()
-        self.stepped_late = capture.ended
         if capture.ended:
             capture.graph = None
 
+    @guard
     def gradients_cleared(self, optimizer: Optimizer) -> None:
-        self.run(self._note_cleared, optimizer, apart=False)  # an examination may end here
-
-    def _note_cleared(self, optimizer: Optimizer) -> None:
         if any(id(p) in self.parameters for p in parameters_of(optimizer)):
-            if self.stepped_late and self.when_cleared is not None:
-                self.when_cleared()
             self.invariants.cleared(optimizer)
             if self.capture is not None:
                 self.capture.begin_window(self._own_parameters(optimizer) if self.capture.has_waiting else ())
