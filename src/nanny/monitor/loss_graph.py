@@ -73,7 +73,8 @@ def _first_kept(root: Any, parameters: Mapping[int, str], good: dict[Any, int]) 
             name = parameters.get(id(poisoned[0]), "")
             return Autopsy(op=_op(node), after=name, weight=name, **seen)
         if _has_no_maker(node, role):
-            return Autopsy(op=_op(node), from_data=True, is_factor=True, sure=False, takes_in=True, **seen)
+            own = next((parameters.get(id(w), "") for n in direct if (w := _weight(n)) is not None), "")
+            return Autopsy(op=_op(node), inside=own, from_data=True, is_factor=True, sure=False, takes_in=True, **seen)
         maker = _latest(node, good)
         if maker is not None and not (role == "_saved_target" and len(direct) == 1):  # else a loss, and what it compares with
             return _autopsy_of(maker, parameters, seen, good)

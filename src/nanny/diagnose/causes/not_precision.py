@@ -199,7 +199,8 @@ def _which_data(signs: Signs, at: FirstBad) -> str:
     if incident is None or incident.bad_calls:
         return "data:input"
     seen = incident.autopsy
-    return "data:target" if seen is not None and (seen.takes_in or seen.op in LOSS_OPS) else "data:input"
+    beside = seen is not None and seen.takes_in and not seen.inside  # what meets a weight goes into the model
+    return "data:target" if beside or (seen is not None and seen.op in LOSS_OPS) else "data:input"
 
 
 @cause("undefined_operation", family="not_precision", precision=False)
