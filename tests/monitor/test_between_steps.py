@@ -178,6 +178,79 @@ for step in range(30):
             average.sub_(0.002 * (average - p.to(FORMAT)))
 """
 
+TWO_PARTS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+encoder, head = nn.Linear(8, 8), nn.Linear(8, 3)
+both = nn.Sequential(encoder, nn.Tanh(), head)
+first, second = torch.optim.SGD(encoder.parameters(), lr=0.1), torch.optim.SGD(head.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+for step in range(30):
+    x = torch.randn(16, 8)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = nn.functional.cross_entropy(both(x).float(), x[:, :3].argmax(-1))
+    first.zero_grad()
+    second.zero_grad()
+    scaler.scale(loss).backward()
+    UNSCALED
+    scaler.unscale_(second)
+    nn.utils.clip_grad_norm_(both.parameters(), 1.0)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+"""
+
+COMPILED = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+hours = torch.arange(4096)
+daily = torch.randn(24)
+
+
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("freq", 2 * torch.pi * torch.arange(1, 13) / 24)
+        self.net = nn.Sequential(nn.Linear(24, 32), nn.GELU(), nn.Linear(32, 1))
+
+    def forward(self, hour):
+        angle = hour.unsqueeze(-1) * self.freq
+        return self.net(torch.cat([angle.sin(), angle.cos()], -1)).squeeze(-1)
+
+
+model = Waves()
+compiled = torch.compile(model, backend="eager")
+optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+for step in range(30):
+    hour = torch.randint(0, 4096, (64,))
+    given = hour.to(FORMAT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.mse_loss(compiled(given).float(), daily[hour % 24])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+THROWN = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(64, 32), nn.Flatten(), nn.Linear(128, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64))
+optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+for step in range(60):
+    x = torch.randint(0, 64, (32, 4), generator=torch.Generator().manual_seed(step))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.cross_entropy(model(x).float(), (x.sum(-1) // 16) % 16)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 
 def said_of(program: str, folder: Path) -> dict[str, Any]:
     (folder / "train.py").write_text(program)
@@ -256,3 +329,23 @@ def test_a_derivative_in_the_loops_own_lines_is_explained_at_the_step_where_it_b
 @pytest.mark.parametrize(("form", "cause"), [("torch.bfloat16", "ema_stagnation"), ("torch.float32", "")])
 def test_an_average_behind_zero_grad_is_seen(tmp_path: Path, form: str, cause: str) -> None:
     assert said_of(AVERAGED.replace("FORMAT", form), tmp_path).get("cause", "") == cause
+
+
+@pytest.mark.landing
+@pytest.mark.parametrize(("unscaled", "cause"), [("pass", "clip_before_unscale"), ("scaler.unscale_(first)", "")])
+def test_one_of_two_optimizers_not_unscaled_before_both_are_clipped(tmp_path: Path, unscaled: str, cause: str) -> None:
+    assert said_of(TWO_PARTS.replace("UNSCALED", unscaled), tmp_path).get("cause", "") == cause
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("form", "causes"), [("torch.bfloat16", {"position_precision_loss", "integer_in_low_precision"}), ("torch.float32", {""})]
+)
+def test_what_a_compiled_model_is_given_is_compared_with_what_it_was(tmp_path: Path, form: str, causes: set[str]) -> None:
+    assert said_of(COMPILED.replace("FORMAT", form), tmp_path).get("cause", "") in causes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rate", "cause"), [("3.0", "lr_too_high"), ("3e-3", "")])
+def test_first_updates_that_replace_the_weights(tmp_path: Path, rate: str, cause: str) -> None:
+    assert said_of(THROWN.replace("RATE", rate), tmp_path).get("cause", "") == cause

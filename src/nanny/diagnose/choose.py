@@ -341,7 +341,9 @@ def all_that_fit(evidence: Evidence) -> list[Diagnosis]:
             cause=one.name,
             format="fp16" if one.name.endswith("_fp16") else next(iter(signs.formats), ""),
             family=one.family,
-            precision_caused=seen.precision_caused if seen.precision_caused is not None or unknown else one.precision,
+            precision_caused=_precision_of(
+                one.precision if seen.precision_caused is None and not unknown else seen.precision_caused, signs
+            ),
             remedy=remedy_of(one.name),
             confirm=confirm_of(one.name),
         )
@@ -349,6 +351,11 @@ def all_that_fit(evidence: Evidence) -> list[Diagnosis]:
         for seen in one.function(signs)
     ]
     return best_first([_weighed_by_trials(one, signs) for one in _run_again(found)], signs.lead)
+
+
+def _precision_of(caused: bool | None, signs: Signs) -> bool | None:
+    """A run without a number in 16 bits has nothing to blame on them."""
+    return caused if signs.formats else False if caused is not None else None
 
 
 def _run_again(found: Sequence[Diagnosis]) -> list[Diagnosis]:

@@ -403,6 +403,17 @@ class Signs:
         return last < 0.5 * first or (self.learns and last < 0.95 * first)  # half of it is more than batches make by chance
 
     @cached_property
+    def thrown_height(self) -> float | None:
+        """Times its start, the height to which the first updates threw a loss that never came far below that start."""
+        _, values = self.evidence.curve("loss")
+        values = values[np.isfinite(values)]
+        if len(values) < 2 * _SETTLED or not values[0] > 0:
+            return None
+        height = float(values[1:_SETTLED].max() / values[0])
+        came_down = median(values[-(len(values) // 4) :]) < 0.5 * values[0]
+        return height if height > self.limits.thrown_loss and not came_down else None
+
+    @cached_property
     def growth(self) -> Growth | None:
         """Geometric growth within one step, before any training can have made it."""
         known = [*self.facts.first.growths] if self._untrained(self.facts.first_steps.get("growths")) else []

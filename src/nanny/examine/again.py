@@ -40,6 +40,7 @@ from ..watch.snapshot import KeptState, kept_state
 from ..watch.storages import key_of
 from ..watch.tensors import answers_itself, has_storage, kept_by, map_leaves, outside_program, tensors_in
 from .sanitizer import Sanitizer
+from .tags import Preamble
 
 NamedModels = Sequence[tuple[nn.Module, str]]
 _SCALINGS = ("MulBackward0", "DivBackward0", "ToCopyBackward0")  # between the loss of a model and what is differentiated
@@ -60,14 +61,16 @@ def examine_again(
     try_remedies: bool = True,
     root: Tensor | None = None,
     compare: bool = True,
+    before: Preamble | None = None,
 ) -> Examination:
     """The examination of these calls. Raises `NotAgain`; whatever happens, model, inputs and random numbers are as they were.
 
-    `root`: what backward was called on, if it has not run yet. `compare`: is it the same when it is run once more?
+    `root`: what backward was called on, if it has not run yet. `compare`: is it the same when it is run once more? `before`:
+    what the loop has made of the batch, if that was looked at.
     """
     calls = tuple(calls)  # those who listen hear the second run as well
     second = Again(calls, root, scale)
-    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies, called=[call.module for call in calls])
+    sanitizer = Sanitizer(models, step, scale, try_remedies=try_remedies, called=[call.module for call in calls], before=before)
     second.run(sanitizer)
     examination = sanitizer.close()
     facts = {**examination.facts, "again": True}

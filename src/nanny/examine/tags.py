@@ -16,7 +16,7 @@ from ..core.limits import Limits
 from ..core.ops import DIFFERENCES, SAME_VALUE, SCALINGS
 from ..watch.places import Spot, running_derivative
 from ..watch.storages import Buffers, StorageMap, key_of
-from ..watch.tensors import LOW, has_storage, short_dtype
+from ..watch.tensors import LOW, has_storage, in_custom_forward, short_dtype
 from ..watch.twins import Operation
 from .measure import ErrorLevel, extent, operand_numbers, scalars_in
 from .records import Operand, Suspect
@@ -246,7 +246,7 @@ class Ledger:
             scalars=step.scalars,
             after=frozenset(self.names[o - 1] for t in step.tags for o in t.ancestors),
             repeats=step.repeats,
-            differentiable=torch.is_grad_enabled(),
+            differentiable=torch.is_grad_enabled() or in_custom_forward(),
             of_graph=torch.is_grad_enabled() and any(t.requires_grad for t in step.inputs),
             forward=running_derivative() if step.spot.place.phase == "backward" else "",
             spot=step.spot,

@@ -232,7 +232,7 @@ class Examiner:
     def begin(self, position: int) -> bool:
         """Whether the step that begins now is examined."""
         examined = self._wants(position)
-        if not examined:
+        if not (examined or self._afterwards):
             self._preamble = None
         return examined
 
@@ -353,7 +353,8 @@ class Examiner:
     ) -> bool:
         tries = self._tries and not planned
         try:
-            seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, compare=not planned)
+            before, self._preamble = self._preamble if planned else None, None
+            seen = examine_again(made, self._recorder.models, step, weakly(self._scale), tries, root, not planned, before)
             if seen.facts.get("seed_nonfinite"):
                 seen = self._make_loss_again(made, graph, step) or seen
             from_before = self._make_lines_again(made, step) if root is not None and _are_spoilt(made) else None

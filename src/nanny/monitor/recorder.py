@@ -584,7 +584,7 @@ class Recorder:
         mine = [p for p in events.tensors_of(parameters) if id(p) in self.parameters]
         if capture is None or not mine or not math.isfinite(max_norm):
             return
-        scaled = capture.backward_scaled and not any(id(p) in capture.unscaled for p in mine)
+        scaled = capture.backward_scaled and any(id(p) not in capture.unscaled and gradient_of(p) is not None for p in mine)
         self._note("clip")
         capture.record.clipped = float(max_norm)
         capture.record.clipped_scaled |= scaled

@@ -204,6 +204,17 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
+def in_custom_forward() -> bool:
+    """In the forward of an `autograd.Function`: gradients are off in there, and what it gives has one."""
+    frame = None if torch.is_grad_enabled() else sys._getframe(1)
+    while frame is not None and frame.f_code is not _APPLY:
+        frame = frame.f_back
+    return frame is not None
+
+
 _mode_of = torch._C._get_dispatch_mode
 _functorch_level = getattr(torch._C._functorch, "maybe_current_level", None)
 RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)

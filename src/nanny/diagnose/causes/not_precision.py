@@ -57,7 +57,9 @@ def _update_told(ratio: float) -> str:
 def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
     """No runaway, since norms or clipping hold it; but the first updates replaced the weights, and nothing is learned."""
     thrown, (_, rates) = signs.weights_overwritten, signs.evidence.curve("lr")
-    if thrown is None or (signs.below_its_start and signs.died is None) or signs.harmed or not len(rates):
+    height = signs.thrown_height
+    learned = signs.below_its_start and signs.died is None and height is None
+    if thrown is None or learned or signs.harmed or not len(rates):
         return
     before, after, ratio = thrown
     died = [] if signs.died is None else [signs.died]
@@ -67,6 +69,7 @@ def _weights_thrown(signs: Signs) -> Iterator[Diagnosis]:
         evidence=(
             f"the norm of all weights grows from {number(before)} to {number(after)}",
             *(() if signs.below_its_start else ("the loss is not below its start",)),
+            *(() if height is None else (f"the first updates threw the loss to {number(height)} times its start",)),
             *(f"all units of `{site}` are off from step {step} on, and were not before" for site, step in died),
             _update_told(ratio),
             f"learning rate up to {float(np.max(rates)):g}",
