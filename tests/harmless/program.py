@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import hashlib
 import importlib
+import pathlib
 import pkgutil
 import random
 import struct
@@ -25,6 +26,8 @@ import numpy as np
 import torch
 from torch import nn
 
+NAN = float("nan")
+TESTS = str(pathlib.Path(__file__).resolve().parents[1])
 BUILDS: dict[str, Callable[[int], Program]] = {}
 THEMES: dict[str, str] = {}
 
@@ -130,6 +133,27 @@ def training(
 
 def mlp(width: int = 8, out: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, out))
+
+
+def batch(i: int, rows: int = 4, width: int = 8) -> torch.Tensor:
+    return torch.linspace(-1, 1, rows * width).reshape(rows, width) * (i + 1)
+
+
+def sick(i: int, at: int = 2) -> torch.Tensor:
+    """A batch that is NaN at one step."""
+    return batch(i) * (NAN if i == at else 1)
+
+
+def made_of(forward: Any, *parts: nn.Module) -> nn.Module:
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleList(parts or [nn.Linear(8, 8)])
+
+        def forward(self, *args: Any) -> Any:
+            return forward(self.parts, *args)
+
+    return Made()
 
 
 def seed_all(seed: int) -> None:

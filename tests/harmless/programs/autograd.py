@@ -9,14 +9,7 @@ import torch.autograd.forward_ad as fwad
 from torch import nn
 from torch.nn import functional as F
 
-from ..program import Program, mlp, program, training
-from .fourth_process import batch
-
-NAN = float("nan")
-
-
-def _sick(i: int, at: int = 2) -> torch.Tensor:
-    return batch(i) * (NAN if i == at else 1)
+from ..program import NAN, Program, batch, mlp, program, sick, training
 
 
 @program("activations_packed_in_four_bits_with_their_scales", "autograd")
@@ -40,7 +33,7 @@ def four_bits(seed: int) -> Program:
 
     def loss(i: int) -> torch.Tensor:
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return model(_sick(i)).square().mean()
+            return model(sick(i)).square().mean()
 
     return training(model, loss, torch.optim.Adam(model.parameters()), steps=5, extra=lambda: packed)
 
@@ -81,7 +74,7 @@ def route(seed: int) -> Program:
     model.register_parameter("gate", weight)
 
     def loss(i: int) -> torch.Tensor:
-        first, none, text = _Route.apply(_sick(i), None, {"a": [1, (2, weight)]}, print, weight)
+        first, none, text = _Route.apply(sick(i), None, {"a": [1, (2, weight)]}, print, weight)
         second, where, said = _Route.apply(first, "tanh", {weight: 1}, torch.tanh, weight)
         assert (none, text, said["how"], where.requires_grad) == (None, "text", "tanh", False)
         return model[2](model[1](model[0](second))).sum() + first.mean()
@@ -99,7 +92,7 @@ def forward_gradients(seed: int) -> Program:
         direction = tuple(torch.randn_like(value) for value in values)
         with fwad.dual_level(), torch.no_grad():
             duals = {name: fwad.make_dual(value, d) for name, value, d in zip(names, values, direction)}
-            out = torch.func.functional_call(model, duals, (_sick(i),)).square().mean()
+            out = torch.func.functional_call(model, duals, (sick(i),)).square().mean()
             primal, slope = fwad.unpack_dual(out)
         for parameter, d in zip(values, direction):
             parameter.grad = d * slope
@@ -164,7 +157,7 @@ def unrolled(seed: int) -> Program:
             value = torch.func.functional_call(model, fast, (batch(i + k),), strict=False).square().mean()
             found = torch.autograd.grad(value, list(fast.values()), create_graph=True)
             fast = {name: old - rate.exp() * new for (name, old), new in zip(fast.items(), found)}
-        total = torch.func.functional_call(model, fast, (_sick(i),), strict=False).square().mean()
+        total = torch.func.functional_call(model, fast, (sick(i),), strict=False).square().mean()
         total.backward(inputs=list(model.parameters()))
         outer.step()
         return total
@@ -202,7 +195,7 @@ def many_roots(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad(set_to_none=i % 2 == 0)
-        out = model(_sick(i))
+        out = model(sick(i))
         roots = [*out.unbind(1), out.square().sum(), out[0, 0].view(1, 1)]
         torch.autograd.backward(tuple(roots), tuple(torch.ones_like(r) / (k + 1) for k, r in enumerate(roots)), retain_graph=True)
         torch.autograd.backward([out.mean()], [None])
@@ -237,7 +230,7 @@ def offloaded(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad()
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i)).square().mean()
         value.backward()
         optimizer.step()
         return value
@@ -261,7 +254,7 @@ def raising_hooks(seed: int) -> Program:
     def step(i: int) -> Any:
         for attempt in range(3):
             optimizer.zero_grad()
-            hidden = model[1](model[0](_sick(i) if attempt == 0 else batch(i)))
+            hidden = model[1](model[0](sick(i) if attempt == 0 else batch(i)))
             hidden.register_hook(limit)
             value = model[2](hidden).square().mean()
             try:
@@ -294,7 +287,7 @@ def cache_operator(seed: int) -> Program:
     model.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def loss(i: int) -> torch.Tensor:
-        x = _sick(i, 4)
+        x = sick(i, 4)
         append(model.cache, model.count, x[0], scale=0.5)
         x, _ = read(model.cache, x, "sum", [2, 3], flag=None)
         return F.relu(model[0](x)).square().mean()
@@ -330,7 +323,7 @@ def view_rows(seed: int) -> Program:
     model = mlp(out=8)
 
     def loss(i: int) -> torch.Tensor:
-        out = model(_sick(i, 3))
+        out = model(sick(i, 3))
         first = out.view(-1, 2, 4)
         second = first.transpose(0, 1)[1]
         second.mul_(2).clamp_(min=-1)

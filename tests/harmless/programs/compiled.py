@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from ..program import Program, mlp, program, training
+from ..program import NAN, Program, batch, made_of, mlp, program, sick, training
 
 
 def _compiled(backend: str, autocast: bool, **options: Any) -> Program:
@@ -371,3 +375,340 @@ def own_generators(seed: int) -> Program:
         return model((x + noise)[perm] * keep).square().mean() + torch.rand(()) + torch.empty(2).exponential_().sum()
 
     return training(model, loss, extra=own.get_state)
+
+
+_LIBRARY = torch.library.Library("nanny_lists", "DEF")
+
+
+_LIBRARY.define("move(Tensor(a!)[] xs, Tensor[] by, *, float alpha=1.0, str? how=None) -> ()")
+
+
+_LIBRARY.define("parts(Tensor x, int[] sizes, bool[2] which, ScalarType? dtype=None) -> (Tensor[], int, float, bool, str)")
+
+
+_LIBRARY.define("view(Tensor(a) x) -> Tensor(a)")
+
+
+_MOVES: list[float] = []
+
+
+def _move(xs: list[torch.Tensor], by: list[torch.Tensor], *, alpha: float = 1.0, how: str | None = None) -> None:
+    _MOVES.append(alpha)
+    for x, y in zip(xs, by):
+        x.add_(y, alpha=-alpha)
+
+
+def _parts(x: torch.Tensor, sizes: list[int], which: list[bool], dtype: Any = None) -> Any:
+    _MOVES.append(len(sizes))
+    parts = list(x.to(dtype or x.dtype).split(sizes, 1))
+    return [p.clone() for p in parts], len(sizes), float(len(_MOVES)), which[0], "text"
+
+
+_LIBRARY.impl("move", _move, "CompositeExplicitAutograd")
+
+
+_LIBRARY.impl("parts", _parts, "CompositeExplicitAutograd")
+
+
+_LIBRARY.impl("view", lambda x: x.view(-1), "CompositeExplicitAutograd")
+
+
+@program("operators_of_lists_texts_and_numbers", "operators")
+def odd_operators(seed: int) -> Program:
+    _MOVES.clear()
+    model = mlp()
+
+    def step(i: int) -> Any:
+        model.zero_grad()
+        value = model(sick(i)).mean()
+        value.backward()
+        with torch.no_grad():
+            parts, count, moves, flag, text = torch.ops.nanny_lists.parts(batch(i), [3, 5], [True, False], torch.bfloat16)
+            weights = list(model.parameters())
+            torch.ops.nanny_lists.move(weights, [p.grad for p in weights], alpha=0.05, how=text)
+            torch.ops.nanny_lists.view(model[0].weight).mul_(0.999)
+        return [value, parts, count, moves, flag, text]
+
+    return Program([model], [], step, steps=5, extra=lambda: _MOVES)
+
+
+@program("packed_weights_of_a_quantised_teacher", "operators")
+def packed_weights(seed: int) -> Program:
+    from torch.ao.nn.quantized import dynamic
+
+    warnings.simplefilter("ignore")
+    teacher = nn.Sequential(dynamic.Linear(8, 8), nn.ReLU(), dynamic.Linear(8, 4))
+    for layer in (teacher[0], teacher[2]):  # made of memory that nobody has filled
+        weight = torch.quantize_per_tensor(torch.randn(layer.out_features, 8), 0.02, 0, torch.qint8)
+        layer.set_weight_bias(weight, torch.zeros(layer.out_features))
+    model = nn.ModuleDict({"student": mlp(), "teacher": teacher})
+
+    def loss(i: int) -> torch.Tensor:
+        with torch.no_grad():
+            target = model["teacher"](batch(i))
+        return F.mse_loss(model["student"](sick(i)), target)
+
+    return training(model, loss, torch.optim.SGD(model["student"].parameters(), 0.05), steps=5)
+
+
+@program("hybrid_sparse_and_block_sparse_losses", "operators")
+def hybrid(seed: int) -> Program:
+    warnings.simplefilter("ignore")
+    model = nn.ParameterDict({"sparse": nn.Parameter(torch.randn(3, 2)), "dense": nn.Parameter(torch.randn(4, 4))})
+
+    def loss(i: int) -> torch.Tensor:
+        indices = torch.tensor([[0, 1, 1], [2, 0, 0]])
+        scale = NAN if i == 2 else 1.0
+        mixed = torch.sparse_coo_tensor(indices, model["sparse"] * scale, (2, 3, 2))
+        soft = torch.sparse.softmax(torch.sparse_coo_tensor(indices, model["sparse"][:, 0], (2, 3)), 1)
+        blocks = model["dense"].detach().to_sparse_bsr((2, 2))
+        product = torch.sparse.mm(torch.sparse_coo_tensor([[0, 1], [1, 3]], model["dense"][0, :2], (4, 4)), model["dense"])
+        summed = torch.sparse.sum(mixed, dim=0).to_dense().square().sum() + soft.to_dense().sum()
+        return summed + (blocks @ model["dense"].detach()).sum() + product.mean()
+
+    return training(model, loss, steps=4)
+
+
+class _Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(8, 8)
+        self.calls = 0
+
+    @torch.jit.ignore
+    def python(self, x):  # type: ignore[no-untyped-def]
+        return (F.silu(x).double() * 2).float()
+
+    @torch.jit.export
+    def other(self, x: torch.Tensor) -> torch.Tensor:
+        return self.one(x).relu()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.python(self.other(x)) + self.one(x)
+
+
+@program("scripted_model_calls_ignored_python", "operators")
+def ignored(seed: int) -> Program:
+    warnings.simplefilter("ignore")
+
+    inner = torch.jit.script(_Mixed())
+    model = nn.Sequential(nn.Linear(8, 8), inner, nn.Linear(8, 2))
+
+    def loss(i: int) -> torch.Tensor:
+        traced = torch.jit.trace_module(nn.Linear(8, 8), {"forward": batch(0)}) if i == 1 else None
+        value = model(sick(i)).mean() + inner.other(batch(i)).mean()
+        return value if traced is None else value + traced(batch(i)).mean()
+
+    return training(model, loss, steps=4)
+
+
+@program("regions_marked_for_compilation_and_graphs_split", "operators")
+def regions(seed: int) -> Program:
+    torch._dynamo.reset()
+    graphs: list[Any] = []
+
+    def backend(graph: Any, examples: Any) -> Any:
+        graphs.append([sum(1 for _ in graph.graph.nodes), len(examples)])
+        return graph.forward
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        @torch.compiler.nested_compile_region
+        def region(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x).sin()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.region(x)
+            if x.detach().abs().sum() > 1e6:
+                x = x / 2
+            return self.region(x)
+
+    model = nn.Sequential(Block(), Block())
+    model.compile(backend=backend)
+
+    def loss(i: int) -> torch.Tensor:
+        x = sick(i, 3)[: 4 - i % 2]
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        return model(x).square().mean()
+
+    return training(model, loss, steps=5, extra=lambda: graphs)
+
+
+@program("compiled_graphs_are_written_down", "compiled")
+def compiled_graphs(seed: int) -> Program:
+    torch._dynamo.reset()
+    model, codes = mlp(), []  # type: tuple[Any, list[str]]
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        codes.append(graph.code)
+        return graph.forward
+
+    head = torch.compile(lambda x: F.gelu(x).square().mean(), backend=backend)
+    body = torch.compile(model[0], backend=backend, fullgraph=True)
+
+    def loss(i: int) -> torch.Tensor:
+        return head(model[2](model[1](body(batch(i)))))
+
+    return training(model, loss, extra=lambda: codes)
+
+
+@program("exported_program_is_written_down", "compiled")
+def exported_code(seed: int) -> Program:
+    model, codes = mlp(), []  # type: tuple[Any, list[str]]
+
+    def loss(i: int) -> torch.Tensor:
+        if i < 2:
+            made = torch.export.export(model, (batch(0),), strict=i == 1)
+            codes.append(made.graph_module.code)
+            codes.append(str(made.graph_signature))
+            codes.append(str([(k, str(n.target)) for n in made.graph.nodes for k in n.meta if k in ("stack_trace",)]))
+        return model(batch(i)).square().mean()
+
+    return training(model, loss, extra=lambda: codes)
+
+
+@program("make_fx_with_symbols_of_a_whole_step", "compiled")
+def symbolic(seed: int) -> Program:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    model, codes = mlp(), []  # type: tuple[Any, list[str]]
+    weights = dict(model.named_parameters())
+
+    def gradients(w: Any, x: torch.Tensor) -> Any:
+        value = torch.func.functional_call(model, w, (x,)).square().mean()
+        return torch.autograd.grad(value, list(w.values()))
+
+    def loss(i: int) -> torch.Tensor:
+        if i < 2:
+            codes.append(make_fx(gradients, tracing_mode="symbolic" if i else "fake")(weights, batch(0)).code)
+        return model(batch(i)).square().mean()
+
+    return training(model, loss, extra=lambda: codes)
+
+
+@program("checkpoints_of_both_kinds_in_each_other", "compiled")
+def checkpoints(seed: int) -> Program:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.GELU()) for _ in range(4))
+            self.calls = 0
+
+        def pair(self, n: int, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            x = checkpoint(self.layers[n], x, use_reentrant=False, determinism_check="default")
+            return checkpoint(self.layers[n + 1], x, use_reentrant=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x.requires_grad_()
+            with set_checkpoint_early_stop(False):
+                x = checkpoint(functools.partial(self.pair, 0), x, use_reentrant=False)
+            return checkpoint(functools.partial(self.pair, 2), x, use_reentrant=True)
+
+    model = Stack()
+
+    def loss(i: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=i % 2 == 1):
+            return model(batch(i) * (NAN if i == 3 else 1)).float().square().mean()
+
+    return training(model, loss, steps=5, extra=lambda: model.calls)
+
+
+@program("compile_graph_breaks_in_nested_modules", "compile")
+def breaks(seed: int) -> Program:
+    seen: list[Any] = []
+
+    class Breaks(nn.Module):
+        def __init__(self, depth: int) -> None:
+            super().__init__()
+            self.inner = Breaks(depth - 1) if depth else nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.inner(x).float() + 1
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        seen.append([node.op for node in graph.graph.nodes])
+        return graph.forward
+
+    model = Breaks(3)
+    compiled = torch.compile(model, backend=backend)
+    return training(model, lambda i: compiled(torch.ones(2, 8)).square().mean(), extra=lambda: seen)
+
+
+@program("compile_stances_and_explain_inside_step", "compile")
+def stances(seed: int) -> Program:
+    model = mlp()
+    compiled = torch.compile(model, backend="aot_eager")
+    notes: list[Any] = []
+
+    def loss(i: int) -> torch.Tensor:
+        with torch.compiler.set_stance(["default", "force_eager", "eager_on_recompile"][i % 3]):
+            value = compiled(torch.ones(2 + i, 8)).square().mean()
+        notes.append(torch._dynamo.explain(model)(torch.ones(2, 8)).graph_break_count)
+        return value
+
+    return training(model, loss, extra=lambda: notes)
+
+
+@program("compile_regions_and_higher_order_scan", "compile")
+def regions_and_scans(seed: int) -> Program:
+    from torch._higher_order_ops.associative_scan import associative_scan
+    from torch._higher_order_ops.map import map as torch_map
+
+    def forward(parts: Any, x: torch.Tensor) -> torch.Tensor:
+        y = associative_scan(lambda a, b: a + b, parts[0](x), 0, combine_mode="generic")
+        return torch_map(lambda row, bias: row + bias, y, x[0])
+
+    model = made_of(forward)
+    block = torch.compiler.nested_compile_region(lambda x: torch.tanh(x) * 2)
+    whole = torch.compile(lambda x: block(block(x)), backend="aot_eager", fullgraph=True)
+    return training(model, lambda i: whole(model(torch.ones(4, 8))).square().mean())
+
+
+@program("compile_checkpoint_inside", "compile")
+def compile_checkpoint(seed: int) -> Program:
+    from torch.utils.checkpoint import checkpoint
+
+    model = made_of(lambda parts, x: checkpoint(parts[0], x, use_reentrant=False), mlp(8, 8))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    return training(model, lambda i: compiled(torch.ones(2, 8)).square().mean())
+
+
+@program("exported_program_trained", "compile")
+def exported(seed: int) -> Program:
+    source = mlp()
+    model = torch.export.export(source, (torch.ones(2, 8),)).module()
+    return training(
+        model,
+        lambda i: (
+            model(torch.ones(2, 8)).square().mean()
+            + torch.export.unflatten(torch.export.export(source, (torch.ones(2, 8),)))(torch.ones(2, 8)).sum().detach()
+        ),
+    )
+
+
+@program("fx_interpreter_and_tracer_with_leaves", "compile")
+def interpreter(seed: int) -> Program:
+    notes: list[Any] = []
+    model = nn.Sequential(mlp(), nn.Linear(4, 4))
+
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, name: str) -> bool:
+            notes.append(name)
+            return super().is_leaf_module(m, name)
+
+    class Interpreter(torch.fx.Interpreter):
+        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+            notes.append(str(target))
+            return super().call_module(target, args, kwargs)
+
+    def loss(i: int) -> torch.Tensor:
+        graph = torch.fx.GraphModule(model, Tracer().trace(model))
+        return Interpreter(graph).run(torch.ones(2, 8)).square().mean()
+
+    return training(model, loss, extra=lambda: notes)

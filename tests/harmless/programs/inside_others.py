@@ -13,14 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..program import Program, bits, mlp, program, training
-from .fourth_process import batch
-
-NAN = float("nan")
-
-
-def _sick(i: int, at: int = 3) -> torch.Tensor:
-    return batch(i) * (NAN if i == at else 1)
+from ..program import Program, batch, bits, mlp, program, sick, training
 
 
 def _around(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -43,7 +36,7 @@ def _around(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                     return part
 
                 for i in range(5):
-                    made.see(bits(call(part_of(i), _sick(i))))
+                    made.see(bits(call(part_of(i), sick(i, 3))))
                     optimizer.zero_grad()
                     model(batch(i)).square().mean().backward()
                     optimizer.step()
@@ -153,7 +146,7 @@ def callbacks(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad()
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i, 3)).square().mean()
         if i % 2:
             engine.run_backward((value,), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True)
         else:
@@ -172,7 +165,7 @@ def references(seed: int) -> Program:
     model = mlp()
 
     def loss(i: int) -> torch.Tensor:
-        x = _sick(i)
+        x = sick(i, 3)
         with TorchRefsMode():
             x = torch.softmax(x * 2, -1) + torch.erf(x)
         x = torch._refs.nn.functional.gelu(x) + torch.ops.prims.cos(x.detach())
@@ -204,7 +197,7 @@ def checked(seed: int) -> Program:
 
     def loss(i: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            x = _cast_itself(model[0](_sick(i)))
+            x = _cast_itself(model[0](sick(i, 3)))
             with torch.autocast("cpu", enabled=False):
                 x = _cast_itself(x.float())
         told.append([str(x.dtype), len(_runs)])
@@ -232,7 +225,7 @@ def counted(seed: int) -> Program:
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
-            value = model(_sick(i)).square().mean()
+            value = model(sick(i, 3)).square().mean()
             value.backward()
             if value.isfinite():
                 optimizer.step()
@@ -265,7 +258,7 @@ def below(seed: int) -> Program:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
 
     def loss(i: int) -> torch.Tensor:
-        x = Below.apply(_sick(i), model[0].weight)
+        x = Below.apply(sick(i, 3), model[0].weight)
         no_casts = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
         with no_casts, torch.autocast("cpu", torch.bfloat16):
             x = model[1](x)
@@ -283,7 +276,7 @@ def replayed(seed: int) -> Program:
 
     def loss(i: int) -> torch.Tensor:
         with torch.autograd._force_original_view_tracking(bool(i % 2)):
-            out = model(_sick(i))
+            out = model(sick(i, 3))
             view = out.view(-1, 2, 4).transpose(1, 2)[:, 1:]
             view.mul_(2)
             out.view_as(out)[0].add_(1)
@@ -307,7 +300,7 @@ def drawn_anew(seed: int) -> Program:
     def step(i: int) -> Any:
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bool(i % 2)):
-            out = checkpoint(model, _sick(i, 2 + i % 2), use_reentrant=False, preserve_rng_state=False, determinism_check="none")
+            out = checkpoint(model, sick(i, 2 + i % 2), use_reentrant=False, preserve_rng_state=False, determinism_check="none")
         value = out.float().square().mean()
         value.backward()
         if value.isfinite():
@@ -335,7 +328,7 @@ def warned(seed: int) -> Program:
         with warnings.catch_warnings(record=True) as caught, _always_warned():
             warnings.simplefilter("always")
             optimizer.zero_grad()
-            out = model(_sick(i))
+            out = model(sick(i, 3))
             rows = out.to_sparse_csr() if i != 3 else out
             kept = torch.nn.functional.mse_loss(out, batch(i)[:1, :4])
             value = out.square().mean() + kept + 0 * rows.sum() if i == 3 else out.square().mean() + kept
@@ -392,7 +385,7 @@ def device(seed: int) -> Program:
             return self.inner(x) * (1 + (torch.tanh(away) * away).plain)  # type: ignore[attr-defined,no-any-return]
 
     model = Home()
-    return training(model, lambda i: model(_sick(i)).square().mean(), steps=5)
+    return training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5)
 
 
 @program("group_of_an_optimizer_counts_who_reads_it", "inside others")
@@ -413,7 +406,7 @@ def group_counts(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad()
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i, 3)).square().mean()
         value.backward()
         if value.isfinite():
             optimizer.step()
@@ -443,7 +436,7 @@ def waiting(seed: int) -> Program:
             return self.inner(x) + F.tanh(y)[:, :4] + z[1][:, :4]
 
     whole = Gathered()
-    made = training(whole, lambda i: whole(_sick(i)).square().mean(), steps=5, extra=lambda: told)
+    made = training(whole, lambda i: whole(sick(i, 3)).square().mean(), steps=5, extra=lambda: told)
 
     def loop(watch: Any) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

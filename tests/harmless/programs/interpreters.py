@@ -19,14 +19,7 @@ import torch
 import torch.nn.utils.clip_grad
 from torch import nn
 
-from ..program import Program, bits, mlp, program, training
-from .fourth_process import batch
-
-NAN = float("nan")
-
-
-def _sick(i: int, at: int = 3) -> torch.Tensor:
-    return batch(i) * (NAN if i == at else 1)
+from ..program import Program, batch, bits, mlp, program, sick, training
 
 
 @program("blocked_signals_are_waited_for", "signals")
@@ -43,7 +36,7 @@ def waited_for(seed: int) -> Program:
                 came.append(int(signal.sigwait({number})))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return model(_sick(i)).square().mean() * (1 + len(came) / 100)  # type: ignore[no-any-return]
+        return model(sick(i, 3)).square().mean() * (1 + len(came) / 100)  # type: ignore[no-any-return]
 
     return training(model, loss, steps=5, extra=lambda: came)
 
@@ -58,7 +51,7 @@ def reaped(seed: int) -> Program:
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 ended.append(os.waitstatus_to_exitcode(found[1]))
 
-    made = training(model, lambda i: model(_sick(i)).square().mean(), steps=5, extra=lambda: ended)
+    made = training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5, extra=lambda: ended)
 
     def loop(watch: Any) -> None:
         before = signal.signal(signal.SIGCHLD, reap)
@@ -105,7 +98,7 @@ if importlib.util.find_spec("greenlet"):
                 for i in range(4):
                     with watches[number].step(i):
                         optimizer.zero_grad()
-                        value = model(_sick(i, 3 - number)).square().mean()
+                        value = model(sick(i, 3 - number)).square().mean()
                         value.backward()
                         if value.isfinite():
                             optimizer.step()
@@ -160,7 +153,7 @@ def looked_up(seed: int) -> Program:
         told.append(torch.nn.utils.clip_grad_norm_ is torch.nn.utils.clip_grad.clip_grad_norm_)
         told.append(torch.overrides.is_tensor_method_or_property(torch.Tensor.backward))
         told.append([torch.overrides.resolve_name(torch.Tensor.backward), len(torch.overrides.get_overridable_functions())])
-        value: torch.Tensor = model(_sick(i)).square().mean()
+        value: torch.Tensor = model(sick(i, 3)).square().mean()
         return value
 
     def left() -> Any:
@@ -192,7 +185,7 @@ def handled(seed: int) -> Program:
     model = mlp()
 
     def loss(i: int) -> torch.Tensor:
-        return model(_sick(i)).square().mean().as_subclass(Known)  # type: ignore[no-any-return]
+        return model(sick(i, 3)).square().mean().as_subclass(Known)  # type: ignore[no-any-return]
 
     return training(model, loss, steps=5, extra=lambda: told)
 
@@ -212,7 +205,7 @@ def loaded_anew(seed: int) -> Program:
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         told.append([isinstance(optimizers[0], torch.optim.SGD), torch.optim.SGD.step.__qualname__])
         optimizers[:] = [optimizer]
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i, 3)).square().mean()
         value.backward()
         told.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=False))
         if value.isfinite():
@@ -258,7 +251,7 @@ def under_way(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad()
-        value = Noted.apply(model(_sick(i))).square().mean()
+        value = Noted.apply(model(sick(i, 3))).square().mean()
         with torch.autograd.graph.saved_tensors_hooks(lambda t: (note("pack"), t)[1], lambda t: (note("unpack"), t)[1]):
             (value * value).backward()
         if value.isfinite():
@@ -292,7 +285,7 @@ def caller(seed: int) -> Program:
 
     def loss(i: int) -> torch.Tensor:
         factor = 1.5 + i
-        return model(_sick(i)).square().mean() * factor  # type: ignore[no-any-return]
+        return model(sick(i, 3)).square().mean() * factor  # type: ignore[no-any-return]
 
     return training(model, loss, steps=5, extra=lambda: told)
 
@@ -331,7 +324,7 @@ def unwritable(seed: int) -> Program:
 
     def step(i: int) -> Any:
         optimizer.zero_grad()
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i, 3)).square().mean()
         value.backward()
         if value.isfinite():
             optimizer.step()
@@ -366,7 +359,7 @@ def pickled(seed: int) -> Program:
     def step(i: int) -> Any:
         optimizer.zero_grad()
         note()
-        value = model(_sick(i)).square().mean()
+        value = model(sick(i, 3)).square().mean()
         scaler.scale(value).backward()
         note()
         try:
@@ -395,7 +388,7 @@ def sandbox(seed: int) -> Program:
         if forbids[0] and event in refused:
             raise PermissionError(event)
 
-    made = training(model, lambda i: model(_sick(i)).square().mean(), steps=5)
+    made = training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5)
 
     def loop(watch: Any) -> None:
         for i in range(2):
@@ -450,7 +443,7 @@ def forked(seed: int) -> Program:
 
     model[1].register_forward_hook(stop_here)
     model[2].weight.register_post_accumulate_grad_hook(stop_here)
-    return training(model, lambda i: model(_sick(i)).square().mean(), steps=5, extra=lambda: told)
+    return training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5, extra=lambda: told)
 
 
 @program("a_tracer_stops_the_forward_at_a_line", "audits")
@@ -478,9 +471,9 @@ def stopped(seed: int) -> Program:
         before = sys.gettrace()
         sys.settrace(trace)
         try:
-            return inner_part(_sick(i)).mean()
+            return inner_part(sick(i, 3)).mean()
         except Stopped:
-            return model(_sick(i)).mean()  # type: ignore[no-any-return]
+            return model(sick(i, 3)).mean()  # type: ignore[no-any-return]
         finally:
             told.append(sys.gettrace() is trace)
             sys.settrace(before)

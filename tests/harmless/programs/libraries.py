@@ -16,9 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..program import Program, mlp, program
-
-NAN = float("nan")
+from ..program import NAN, Program, mlp, program, sick
 
 
 def with_library(library: str, name: str) -> Callable[[Callable[[int], Program]], Callable[[int], Program]]:
@@ -31,10 +29,6 @@ def imported(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
-
-
-def sick(i: int, at: int = 2) -> torch.Tensor:
-    return torch.linspace(-1, 1, 32).reshape(4, 8) * (NAN if i == at else i + 1)
 
 
 def scaled(model: nn.Module, loss: Callable[[int], torch.Tensor], optimizer: Any = None, **more: Any) -> Program:

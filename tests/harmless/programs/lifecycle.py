@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import copy
 import multiprocessing
 import os
+import pathlib
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..program import Program, mlp, program, training
+from ..program import NAN, TESTS, Program, batch, mlp, program, training
 
 
 def _usual(**more: Any) -> tuple[Program, nn.Module, torch.Tensor]:
@@ -582,7 +588,6 @@ def many_steps(seed: int) -> Program:
 
 @program("activations_freed_when_step_ends", "memory")
 def activations_freed(seed: int) -> Program:
-    import weakref
 
     made, model, x = _usual()
     alive: list[bool] = []
@@ -602,3 +607,303 @@ def activations_freed(seed: int) -> Program:
     made.loop = loop
     made.extra = lambda: alive
     return made
+
+
+def _is_foreign(filename: str) -> bool:
+    """Neither torch, nor Python, nor these programs: a tool."""
+    library = (os.path.dirname(torch.__file__), os.path.dirname(os.__file__), TESTS)
+    return not filename.startswith((*library, "<"))
+
+
+def _ctrl_c(number: int, sick: bool) -> None:
+    @program(f"ctrl_c_at_foreign_call_{number}{'_of_a_bad_step' if sick else ''}", "interrupts")
+    def ctrl_c(seed: int) -> Program:
+        """Ctrl-C arrives while a tool works, or else at the end of the step: it reaches the user, who goes back and on."""
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        notes: list[Any] = []
+
+        def step(i: int) -> Any:
+            value = model(batch(i) * (NAN if sick and i == 2 else 1)).square().mean()
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return value
+
+        made = Program([model], [optimizer], step, extra=lambda: notes)
+
+        def loop(watch: Any) -> None:
+            for i in range(5):
+                kept = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+                randoms = torch.get_rng_state()
+                left = [number]
+
+                def profile(frame: Any, event: str, arg: Any, left: list[int] = left) -> None:
+                    if event == "call" and _is_foreign(frame.f_code.co_filename):
+                        left[0] -= 1
+                        if left[0] == 0:
+                            sys.setprofile(None)
+                            raise KeyboardInterrupt("from the keyboard")
+
+                try:
+                    with watch.step(i):
+                        if i == 2:
+                            sys.setprofile(profile)
+                        value = step(i)
+                        if i == 2:
+                            sys.setprofile(None)
+                            notes.append("swallowed" if left[0] <= 0 else "it comes now")
+                            raise KeyboardInterrupt("from the keyboard")
+                    made.see(value)
+                except KeyboardInterrupt as error:
+                    notes[:] = [str(error)] if "swallowed" not in notes else notes
+                    model.load_state_dict(kept[0])
+                    optimizer.load_state_dict(kept[1])
+                    optimizer.zero_grad()
+                    torch.set_rng_state(randoms)
+                finally:
+                    sys.setprofile(None)
+
+        made.loop = loop
+        return made
+
+
+for _number in (1, 4, 15, 60, 200, 800):
+    _ctrl_c(_number, False)
+
+
+for _number in (30, 300, 3000):
+    _ctrl_c(_number, True)
+
+
+_PRELUDE = """
+import sys, os
+setting, tests = sys.argv[1:3]
+sys.path.insert(0, tests)
+import torch
+from torch import nn
+torch.set_num_threads(1)
+torch.manual_seed(0)
+from harmless.program import Unwatched, bits
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+if setting == "plain":
+    watch = Unwatched()
+else:
+    from harmless.harness import Watched
+    watch = Watched(setting, [model], [optimizer], None, "logs")
+def step(i):
+    optimizer.zero_grad()
+    x = torch.linspace(-1, 1, 32).reshape(4, 8) * (i + 1)
+    value = model(x * (float("nan") if i == 3 else 1)).square().mean()
+    value.backward()
+    if i != 3:
+        optimizer.step()
+    return value
+def told():
+    return str([bits(p) for p in model.parameters()])
+"""
+
+
+_ENDS = {
+    "without_close": "for i in range(6):\n with watch.step(i): step(i)\nprint(told())",
+    "inside_a_step": "for i in range(6):\n with watch.step(i):\n  step(i)\n  if i == 4: print(told()); sys.exit(5)",
+    "by_an_error": "for i in range(6):\n with watch.step(i):\n  step(i)\n  if i == 4: print(told()); raise ValueError('the end')",
+    "by_sigterm": "import signal\nfor i in range(6):\n with watch.step(i):\n  step(i)\n  if i == 4: print(told(), flush=True); "
+    "os.kill(os.getpid(), signal.SIGTERM)",
+    "with_handlers_in_order": "import atexit\natexit.register(lambda: print('first', told()))\nfor i in range(6):\n"
+    " with watch.step(i): step(i)\natexit.register(lambda: (step(9), print('second', told())))",
+    "with_a_daemon": "import threading, time\ndef run():\n while True: time.sleep(0.001)\n"
+    "threading.Thread(target=run, daemon=True).start()\nfor i in range(6):\n with watch.step(i): step(i)\n"
+    "print(told(), flush=True)",
+    "without_standard_streams": "out = open('out.txt', 'w')\nsys.stdout = sys.stderr = sys.__stdout__ = sys.__stderr__ = None\n"
+    "for n in (0, 1, 2): os.close(n)\nfor i in range(6):\n with watch.step(i): step(i)\nwatch.close()\n"
+    "out.write(told())\nout.close()",
+    "into_a_broken_pipe": "r, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\nos.dup2(w, 2)\nout = open('out.txt', 'w')\n"
+    "for i in range(6):\n with watch.step(i): step(i)\nwatch.close()\nout.write(told())\nout.close()\nos._exit(0)",
+    "with_logs_a_file": "watch.close()\nimport shutil\nshutil.rmtree('logs', ignore_errors=True)\nopen('logs', 'w').close()\n"
+    "if setting != 'plain': watch = Watched(setting, [model], [optimizer], None, 'logs/deeper')\n"
+    "for i in range(6):\n with watch.step(i): step(i)\nprint(told())",
+}
+
+
+_FLAGS = {"with_a_daemon": ["-X", "dev"], "without_close": ["-OO", "-W", "error"], "by_an_error": ["-b", "-u"]}
+
+
+def _ending(name: str, body: str) -> None:
+    @program(f"ends_{name}", "endings")
+    def ending(seed: int) -> Program:
+        model = nn.Linear(2, 2)
+        notes: list[Any] = []
+        made = Program([model], [], lambda i: None, extra=lambda: notes)
+
+        def loop(watch: Any) -> None:
+            home = pathlib.Path("alone").resolve()
+            home.mkdir()
+            (home / "train.py").write_text(_PRELUDE + body)
+            ended = subprocess.run(
+                [sys.executable, *_FLAGS.get(name, []), "train.py", getattr(watch, "setting", "plain"), TESTS],
+                cwd=home, capture_output=True, text=True, timeout=120, check=False,
+            )  # fmt: skip
+            out = home / "out.txt"
+            told = "ValueError: the end" in ended.stderr.splitlines()  # a tool may add lines of its own
+            notes.extend([ended.returncode, ended.stdout, out.read_text() if out.exists() else None, told])
+            import shutil
+
+            shutil.rmtree(home, ignore_errors=True)
+
+        made.loop = loop
+        return made
+
+
+for _name, _body in _ENDS.items():
+    _ending(_name, _body)
+
+
+class _Unspeakable(Exception):
+    def __init__(self, must: Any, have: Any) -> None:
+        self.must = must
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+    def with_traceback(self, tb: Any) -> Any:
+        raise RuntimeError("no traceback")
+
+
+@program("errors_without_words", "errors")
+def wordless(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[Any]]
+
+    def hook(m: Any, a: Any, out: Any) -> None:
+        if len(notes) < 3:
+            raise _Unspeakable(1, 2)
+
+    model[1].register_forward_hook(hook)
+    made = training(model, lambda i: model(batch(i)).square().mean(), steps=5)
+
+    def loop(watch: Any) -> None:
+        for i in range(6):
+            try:
+                with watch.step(i):
+                    made.see(made.step(i))
+            except _Unspeakable as error:
+                here, depth = error.__traceback__, 0
+                while here is not None:
+                    depth += here.tb_frame.f_code.co_filename == __file__
+                    here = here.tb_next
+                notes.append([depth, error.__cause__ is None, error.__context__ is None, getattr(error, "__notes__", None)])
+
+    made.loop, made.extra = loop, lambda: notes
+    return made
+
+
+@program("groups_of_errors_and_a_lone_stop_iteration", "errors")
+def groups_of_errors(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[Any]]
+    group = getattr(builtins, "BaseExceptionGroup", lambda words, errors: errors[0])  # Python 3.10 has none
+    errors: list[BaseException] = [
+        group("several", [KeyboardInterrupt("a"), ValueError("b")]),
+        StopIteration(7),
+        StopAsyncIteration(8),
+        MemoryError("no more"),
+        RecursionError("too deep"),
+        SystemExit(None),
+    ]
+
+    def loss(i: int) -> torch.Tensor:
+        out = model(batch(i))
+        if i < len(errors):
+            raise errors[i]
+        return out.square().mean()
+
+    made = training(model, loss)
+
+    def loop(watch: Any) -> None:
+        for i in range(8):
+            try:
+                with watch.step(i):
+                    made.see(made.step(i))
+            except BaseException as error:  # noqa: BLE001
+                notes.append([type(error).__name__, error is errors[i], error.__context__ is None])
+
+    made.loop, made.extra = loop, lambda: notes
+    return made
+
+
+@program("memory_error_in_every_place_once", "errors")
+def memory_errors(seed: int) -> Program:
+    """An allocation that cannot be: the user catches it, halves the batch and goes on."""
+    model, notes = mlp(), []  # type: tuple[Any, list[Any]]
+
+    def loss(i: int) -> torch.Tensor:
+        try:
+            model[0](torch.empty(1 << 46, 8, device="cpu") if i == 1 else batch(i).expand(1 << 44, 4, 8))
+        except RuntimeError as error:
+            notes.append(str(error)[:60])
+        return model(batch(i)).square().mean()
+
+    return training(model, loss, extra=lambda: notes)
+
+
+def _interrupt(place: str) -> None:
+    @program(f"interrupted_in_{place}", "interrupts")
+    def interrupted(seed: int) -> Program:
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+        now = [-1]
+
+        def strike(here: str) -> None:
+            if here == place and now[0] in (1, 2):
+                raise KeyboardInterrupt(f"{here} {now[0]}")
+
+        model[1].register_forward_pre_hook(lambda *a: strike("forward_pre_hook"))
+        model[1].register_forward_hook(lambda *a: strike("forward_hook"))
+        model[1].register_full_backward_hook(lambda *a: strike("backward_hook"))
+        model[0].weight.register_hook(lambda g: strike("tensor_hook"))
+        model[0].weight.register_post_accumulate_grad_hook(lambda p: strike("accumulate_hook"))
+        optimizer.register_step_pre_hook(lambda *a: strike("step_pre_hook"))
+        optimizer.register_step_post_hook(lambda *a: strike("step_post_hook"))
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            strike("pack")
+            return t
+
+        def unpack(t: torch.Tensor) -> torch.Tensor:
+            strike("unpack")
+            return t
+
+        def step(i: int) -> Any:
+            now[0] = i
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                value = model(batch(i)).square().mean()
+            value.backward()
+            strike("between")
+            optimizer.step()
+            strike("before_zero")
+            optimizer.zero_grad()
+            return value
+
+        notes: list[Any] = []
+        made = Program([model], [optimizer], step, extra=lambda: notes)
+
+        def loop(watch: Any) -> None:
+            for i in range(5):
+                try:
+                    with watch.step(i):
+                        made.see(step(i))
+                except KeyboardInterrupt as error:
+                    notes.append([str(error), error.__context__ is None, torch.is_grad_enabled()])
+                    optimizer.zero_grad()
+
+        made.loop = loop
+        return made
+
+
+for _place in (
+    *("forward_pre_hook", "forward_hook", "backward_hook", "tensor_hook", "accumulate_hook"),
+    *("step_pre_hook", "step_post_hook", "pack", "unpack", "between"),
+):
+    _interrupt(_place)

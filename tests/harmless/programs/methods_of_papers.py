@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 
-from ..program import Program, mlp, program
-from .libraries import scaled, sick
+from ..program import Program, mlp, program, sick
+from .libraries import scaled
 
 
 @program("codebook_follows_its_codes_and_revives_the_dead", "memories")

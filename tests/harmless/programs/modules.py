@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from ..program import Program, mlp, program, training
+from ..program import NAN, Program, batch, mlp, program, training
 
 
 @program("weight_norm_parametrization", "parametrizations")
@@ -506,3 +506,291 @@ def data_parallel(seed: int) -> Program:
     model = nn.DataParallel(mlp())
     x = torch.randn(4, 8)
     return training(model, lambda i: model(x).square().mean())
+
+
+@program("backward_hooks_replace_in_both_directions", "modules")
+def backward_hooks(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[Any]]
+    model[0].register_full_backward_pre_hook(lambda m, out: (out[0] * 2,))
+    model[2].register_full_backward_hook(lambda m, gi, go: (gi[0].flip(0),))
+    model[2].register_forward_hook(lambda m, a, k, out: out + k.get("more", 1), with_kwargs=True, always_call=True)
+    model.register_full_backward_hook(lambda m, gi, go: notes.append([g is None for g in gi]))
+    return training(model, lambda i: model(batch(i).requires_grad_(i == 1)).square().mean(), extra=lambda: notes)
+
+
+@program("hook_that_is_called_always_and_raises", "modules")
+def always_raising(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[Any]]
+
+    def hook(m: Any, args: Any, out: Any) -> None:
+        notes.append(out is None)
+        if len(notes) in (2, 5):
+            raise ArithmeticError(f"hook {len(notes)}")
+
+    model[1].register_forward_hook(hook, always_call=True, prepend=True)
+
+    def loss(i: int) -> torch.Tensor:
+        for _ in range(3):
+            try:
+                return model(batch(i)).square().mean()
+            except ArithmeticError as error:
+                notes.append(str(error))
+        raise AssertionError
+
+    return training(model, loss, steps=4, extra=lambda: notes)
+
+
+@program("parametrization_comes_and_goes", "modules")
+def parametrized(seed: int) -> Program:
+    class Symmetric(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.triu() + x.triu(1).T
+
+        def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+            return x.triu()
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    names: list[str] = []
+
+    def step(i: int) -> Any:
+        if i % 2:
+            parametrize.register_parametrization(model[0], "weight", Symmetric())
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        with parametrize.cached():
+            value = model(batch(i)).square().mean()
+            value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i % 2:
+            parametrize.remove_parametrizations(model[0], "weight", leave_parametrized=i == 1)
+        names.extend(name for name, _ in model.named_parameters())
+        names.append(type(model[0]).__name__)
+        return value
+
+    return Program([model], [], step, steps=5, extra=lambda: names)
+
+
+@program("module_deletes_its_child_while_it_runs", "modules")
+def deletes_child(seed: int) -> Program:
+    class Ladder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 8)
+            self.once = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.head(x)
+            if hasattr(self, "once"):
+                x = self.once(x)
+                del self.once
+            return x
+
+    model = Ladder()
+    return training(model, lambda i: model(batch(i)).square().mean(), torch.optim.SGD(model.parameters(), 0.1), steps=4)
+
+
+@program("module_list_grows_each_step", "modules")
+def growing(seed: int) -> Program:
+    model = nn.Sequential(nn.Linear(8, 8))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    def step(i: int) -> Any:
+        layer = nn.Linear(8, 8)
+        model.append(layer)
+        optimizer.add_param_group({"params": list(layer.parameters()), "lr": 0.1})
+        optimizer.zero_grad()
+        value = model(batch(i)).square().mean()
+        value.backward()
+        optimizer.step()
+        if i == 4:
+            model.pop(1)
+        return value
+
+    return Program([model], [optimizer], step, steps=7)
+
+
+@program("copies_take_over_between_backward_and_step", "modules")
+def copies_take_over(seed: int) -> Program:
+    model = mlp()
+    pair: list[Any] = [model, torch.optim.AdamW(model.parameters(), 0.01)]
+
+    def step(i: int) -> Any:
+        value = pair[0](batch(i)).square().mean()
+        value.backward()
+        if i % 2:
+            copied, optimizer = copy.deepcopy((pair[0], pair[1]))
+            for mine, theirs in zip(copied.parameters(), pair[0].parameters()):
+                mine.grad = theirs.grad.clone()
+            pair[:] = [copied, optimizer]
+        pair[1].step()
+        pair[1].zero_grad()
+        return value
+
+    return Program([model], [], step, steps=5, extra=lambda: list(pair[0].state_dict().values()))
+
+
+@program("pickled_in_hooks_of_backward", "modules")
+def pickled_in_backward(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    sizes: list[int] = []
+
+    def loss(i: int) -> torch.Tensor:
+        out = model(batch(i))
+
+        def hook(grad: torch.Tensor) -> None:
+            text = pickle.dumps({"weights": model.state_dict(), "state": optimizer.state_dict()})
+            buffer = io.BytesIO()
+            torch.save(model, buffer)
+            sizes.append(len(text))
+            again = torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+            sizes.append(len(again._forward_hooks))
+
+        out.register_hook(hook)
+        return out.square().mean()
+
+    return training(model, loss, optimizer, extra=lambda: sizes[1::2])
+
+
+@program("model_calls_itself_with_less", "modules")
+def recursive_call(seed: int) -> Program:
+    class Fractal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, depth: int = 12) -> torch.Tensor:
+            x = self.inner(x).tanh()
+            return self(x, depth - 1) + self(x.detach(), 0) if depth else x
+
+    model = Fractal()
+    return training(model, lambda i: model(batch(i)).square().mean())
+
+
+@program("a_thousand_heads_in_a_dictionary", "modules")
+def dictionary(seed: int) -> Program:
+    model = nn.ModuleDict({f"{n:x} ✓ {'x' * (n % 50)}": nn.Linear(2, 2) for n in range(1000)})
+
+    def loss(i: int) -> torch.Tensor:
+        total = torch.zeros(())
+        for name in list(model)[i * 7 :: 50]:
+            total = total + model[name](torch.ones(1, 2)).sum()
+        return total
+
+    return training(model, loss)
+
+
+@program("classes_of_modules_patched_while_training", "modules")
+def class_patched(seed: int) -> Program:
+    model = mlp()
+    original = nn.Linear.forward
+    notes: list[str] = []
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        notes.append("mine")
+        return original(self, x) * 2
+
+    made = training(model, lambda i: model(batch(i)).square().mean())
+
+    def loop(watch: Any) -> None:
+        call = nn.Module.__call__
+        try:
+            for i in range(4):
+                if i == 1:
+                    nn.Linear.forward = forward  # type: ignore[method-assign]
+                if i == 2:
+                    nn.Module.__call__ = lambda self, *a, **k: (notes.append("call"), call(self, *a, **k))[1]  # type: ignore
+                with watch.step(i):
+                    made.see(made.step(i))
+        finally:
+            nn.Linear.forward = original  # type: ignore[method-assign]
+            nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    made.loop, made.extra = loop, lambda: notes
+    return made
+
+
+@program("forward_consumes_its_inputs", "modules")
+def consumes(seed: int) -> Program:
+    """Each call takes rows off a list, an iterator and a dictionary that the caller keeps."""
+
+    class Eats(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, rows: list[Any], more: Any, table: dict[int, Any]) -> torch.Tensor:
+            x = rows.pop() + next(more)
+            table.popitem()
+            rows[0].add_(1)
+            return self.inner(x)
+
+    model = Eats()
+    rows = [batch(i) for i in range(12)]
+    more = iter([batch(i) * (NAN if i == 2 else 1) for i in range(12)])
+    table = dict.fromkeys(range(12))
+    return training(
+        model,
+        lambda i: model(rows, more, table).square().mean(),
+        steps=5,
+        extra=lambda: [len(rows), rows, len(list(more)), table],
+    )
+
+
+@program("side_effects_on_bad_steps", "modules")
+def side_effects(seed: int) -> Program:
+    """What a forward does besides computing happens once, also where the loss is no number."""
+    calls: list[Any] = []
+
+    class Effects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.norm = nn.BatchNorm1d(8)
+            self.drop = nn.Dropout(0.3)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            calls.append(int(self.calls))
+            with open("log.txt", "a") as out:
+                out.write(f"{len(calls)}\n")
+            return self.drop(self.norm(self.inner(x)))
+
+    model = Effects().to(torch.bfloat16)
+
+    def loss(i: int) -> torch.Tensor:
+        scale = {2: NAN, 3: float("inf"), 5: 1e30}.get(i, 1.0)
+        return model((batch(i) * scale).to(torch.bfloat16)).float().square().mean()
+
+    return training(model, loss, torch.optim.AdamW(model.parameters(), 0.01), steps=8, extra=lambda: calls)
+
+
+@program("nothing_here_can_be_copied", "modules")
+def uncopyable(seed: int) -> Program:
+    """No deepcopy, no pickle, on a run that goes bad in half precision with a scaler."""
+
+    class Refuses(nn.Linear):
+        def __deepcopy__(self, memo: Any) -> Any:
+            raise RuntimeError("I am unique")
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise RuntimeError("I am unique")
+
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("I have no state")
+
+    model = nn.Sequential(Refuses(8, 64), nn.ReLU(), Refuses(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40, growth_interval=2)
+
+    def step(i: int) -> Any:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            value = model(batch(i) * 1e3).square().mean()
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return value
+
+    return Program([model], [optimizer], step, steps=8, scaler=scaler)

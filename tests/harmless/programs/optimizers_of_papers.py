@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..program import Program, mlp, program
-from .libraries import scaled, sick
+from ..program import Program, mlp, program, sick
+from .libraries import scaled
 
 
 class Lion(torch.optim.Optimizer):

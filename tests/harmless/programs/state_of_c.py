@@ -20,10 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..program import Program, mlp, program
-from .fourth_process import batch
+from ..program import NAN, Program, batch, mlp, program
 
-NAN = float("nan")
 BAD = (2, 4)
 
 

@@ -9,14 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..program import Program, mlp, program, training
-from .fourth_process import batch
-
-NAN = float("nan")
-
-
-def _sick(i: int, at: int = 2) -> torch.Tensor:
-    return batch(i) * (NAN if i == at else 1)
+from ..program import Program, mlp, program, sick, training
 
 
 class _Logged(torch.Tensor):
@@ -37,7 +30,7 @@ def logged(seed: int) -> Program:
 
     def loss(i: int) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=i % 2 == 0):
-            return model(_sick(i).as_subclass(_Logged)).float().square().mean()
+            return model(sick(i).as_subclass(_Logged)).float().square().mean()
 
     return training(model, loss, torch.optim.AdamW(model.parameters(), foreach=True), steps=5, extra=lambda: _Logged.log)
 
@@ -102,7 +95,7 @@ def adapters(seed: int) -> Program:
 
     model = nn.Sequential(Adapted(), nn.ReLU(), Adapted())
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-    return training(model, lambda i: model(_sick(i)).square().mean(), optimizer, steps=5)
+    return training(model, lambda i: model(sick(i)).square().mean(), optimizer, steps=5)
 
 
 @program("a_view_of_a_subclass_forgets_who_it_was", "subclasses")
@@ -127,7 +120,7 @@ def forgets(seed: int) -> Program:
     model = mlp()
 
     def loss(i: int) -> torch.Tensor:
-        out = model(_sick(i).as_subclass(Tagged))
+        out = model(sick(i).as_subclass(Tagged))
         return out.as_subclass(torch.Tensor).square().mean()
 
     return training(model, loss, steps=4)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..program import Program, mlp, program, training
+from ..program import NAN, Program, batch, mlp, program, training
 
 
 def _inside(context: Any, keep: Any = None, autocast: bool = False) -> Program:
@@ -563,3 +563,92 @@ def patches_kept(seed: int) -> Program:
 
 
 _BACKWARD = torch.Tensor.backward
+
+
+class _Census(TorchDispatchMode):
+    def __init__(self, notes: list[str]) -> None:
+        super().__init__()
+        self.notes = notes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.notes.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@program("census_from_hook_to_hook_of_the_optimizer", "modes")
+def census_of_step(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[str]]
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    modes: list[Any] = []
+
+    def enter(*args: Any) -> None:
+        modes.append(_Census(notes).__enter__())
+
+    optimizer.register_step_pre_hook(enter)
+    optimizer.register_step_post_hook(lambda *args: modes.pop().__exit__(None, None, None))
+    return training(model, lambda i: model(batch(i)).square().mean(), optimizer, extra=lambda: notes)
+
+
+@program("census_of_backward_only", "modes")
+def census_of_backward(seed: int) -> Program:
+    model, notes = mlp(), []  # type: tuple[Any, list[str]]
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(i: int) -> Any:
+        optimizer.zero_grad()
+        value = model(batch(i) * (NAN if i == 2 else 1)).square().mean()
+        with _Census(notes):
+            value.backward()
+        optimizer.step()
+        return value
+
+    return Program([model], [optimizer], step, steps=4, extra=lambda: notes)
+
+
+@program("function_mode_refuses_looking", "modes")
+def refuses_looking(seed: int) -> Program:
+    """Whoever asks for the health of a tensor inside this mode ends the run."""
+    asked: list[str] = []
+    forbidden = {torch.isfinite, torch.isnan, torch.Tensor.isfinite, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.sum}
+
+    class Refuses(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            asked.append(torch.overrides.resolve_name(func) or "?")
+            if func in forbidden:
+                raise PermissionError(f"{func} is forbidden")
+            return func(*args, **(kwargs or {}))
+
+    model = mlp()
+    made = training(model, lambda i: model(batch(i) * (NAN if i == 2 else 1)).square().mean(), steps=4, extra=lambda: asked)
+    inner = made.step
+
+    def step(i: int) -> Any:
+        with Refuses():
+            return inner(i)
+
+    made.step = step
+    return made
+
+
+@program("dispatch_mode_replaces_backward_results", "modes")
+def replaces_backward(seed: int) -> Program:
+    """Noise of its own in each product of backward: any extra operation would shift it."""
+    generator = torch.Generator().manual_seed(3)
+
+    class Noise(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mm.default:
+                out = out + torch.randn(out.shape, generator=generator) * 0.01
+            return out
+
+    model = mlp()
+    made = training(model, lambda i: model(batch(i)).square().mean(), steps=4)
+    inner = made.step
+
+    def step(i: int) -> Any:
+        with Noise():
+            return inner(i)
+
+    made.step = step
+    return made

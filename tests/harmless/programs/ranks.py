@@ -1,11 +1,15 @@
-"""torch.distributed with one process: wrappers that hook modules, parameters and gradients themselves."""
+"""torch.distributed with one process or ranks that do not exist: wrappers that hook modules, parameters and gradients."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import io
+import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,12 +17,197 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from ..program import Program, mlp, program
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     import torch.distributed.optim  # warns when it is first imported, whoever does it
+from ..program import batch, sick
+
+
+@program("ranks_are_threads_of_one_process", "ranks")
+def thread_ranks(seed: int) -> Program:
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    models = [mlp() for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    made = Program(models, [], lambda i: None)
+    losses: list[Any] = [[], []]
+    made.extra = lambda: losses
+
+    def loop(watch: Any) -> None:
+        threaded._install_threaded_pg()
+        store = dist.HashStore()
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)
+
+        def rank(number: int) -> None:
+            dist.init_process_group("threaded", rank=number, world_size=2, store=store)
+            try:
+                model = models[number]
+                optimizer = torch.optim.SGD(model.parameters(), 0.05)
+                for i in range(4):
+                    with watch.step(i) if not number else contextlib.nullcontext():
+                        optimizer.zero_grad()
+                        value = model(sick(i + number)).mean()
+                        value.backward()
+                        for p in model.parameters():
+                            dist.all_reduce(p.grad)
+                        optimizer.step()
+                        losses[number].append(value.detach())
+            finally:
+                dist.destroy_process_group()
+
+        try:
+            threads = [threading.Thread(target=rank, args=(n,)) for n in range(2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            torch._C._distributed_c10d._set_thread_isolation_mode(False)
+            threaded._uninstall_threaded_pg()
+
+    made.loop = loop
+    return made
+
+
+@contextlib.contextmanager
+def _fake_ranks(size: int) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@program("eight_ranks_that_do_not_exist", "ranks")
+def fake_ranks(seed: int) -> Program:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.tensor import init_device_mesh
+
+    made = Program([], [], lambda i: None)
+
+    def loop(watch: Any) -> None:
+        with _fake_ranks(8):
+            mesh = init_device_mesh("cpu", (8,))
+            model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            fully_shard(model, mesh=mesh, mp_policy=policy)
+            optimizer = torch.optim.SGD(model.parameters(), 0.05)
+            another = watch.another(model, optimizer)
+            for i in range(4):
+                with another.step(i):
+                    optimizer.zero_grad()
+                    value = model(sick(i)).float().nan_to_num().mean()
+                    value.backward()
+                    optimizer.step()
+                made.see([list(p.shape) for p in model.parameters()])
+            another.close()
+
+    made.models = [nn.Linear(1, 1)]
+    made.loop = loop
+    return made
+
+
+@program("remote_calls_to_itself", "ranks")
+def remote(seed: int) -> Program:
+    from torch.distributed import rpc
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    made = Program([model], [optimizer], lambda i: None)
+
+    def loop(watch: Any) -> None:
+        os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{os.getcwd()}/rendezvous", num_worker_threads=2)
+        rpc.init_rpc("one", rank=0, world_size=1, rpc_backend_options=options)
+        try:
+            for i in range(4):
+                with watch.step(i):
+                    optimizer.zero_grad()
+                    remote = rpc.remote("one", torch.add, args=(sick(i), 1))
+                    value = model(remote.to_here()).mean() + rpc.rpc_sync("one", torch.sum, args=(batch(i),))
+                    value.backward()
+                    optimizer.step()
+                made.see(value)
+        finally:
+            rpc.shutdown()
+            for name in ("MASTER_ADDR", "MASTER_PORT"):
+                os.environ.pop(name)
+            os.unlink("rendezvous") if os.path.exists("rendezvous") else None
+
+    made.loop = loop
+    return made
+
+
+@program("local_steps_averaged_later_and_joined", "ranks")
+def local_steps(seed: int) -> Program:
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    inner = mlp()
+    made = Program([inner], [], lambda i: None)
+
+    def loop(watch: Any) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            model = nn.parallel.DistributedDataParallel(inner)
+            optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), 0.05), PeriodicModelAverager(2))
+            with model.join():
+                for i in range(5):
+                    with watch.step(i):
+                        optimizer.zero_grad()
+                        value = model(sick(i, 3)).mean()
+                        value.backward()
+                        optimizer.step()
+                    made.see(value)
+            del model, optimizer
+        finally:
+            dist.destroy_process_group()
+
+    made.loop = loop
+    return made
+
+
+_PRECISION: contextvars.ContextVar[torch.dtype] = contextvars.ContextVar("precision", default=torch.float32)
+
+
+@program("tasks_choose_their_precision_by_context", "ranks")
+def tasks(seed: int) -> Program:
+    class Chosen(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kind = _PRECISION.get()
+            return F.linear(x.to(kind), self.weight.to(kind), self.bias.to(kind)).float()
+
+    model = nn.Sequential(Chosen(8, 8), nn.ReLU(), Chosen(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    made = Program([model], [optimizer], lambda i: None)
+
+    async def one(i: int, kind: torch.dtype) -> torch.Tensor:
+        _PRECISION.set(kind)
+        await asyncio.sleep(0)
+        out = await asyncio.to_thread(model, sick(i))
+        await asyncio.sleep(0)
+        return out.mean()
+
+    async def main(watch: Any) -> None:
+        for i in range(4):
+            async with contextlib.AsyncExitStack() as stack:
+                stack.enter_context(watch.step(i))
+                optimizer.zero_grad()
+                async with asyncio.TaskGroup() as group:
+                    made_tasks = [group.create_task(one(i, kind)) for kind in (torch.bfloat16, torch.float64, torch.float32)]
+                value = sum(task.result() for task in made_tasks)
+                await asyncio.to_thread(value.backward)
+                optimizer.step()
+            made.see(value)
+
+    made.loop = lambda watch: asyncio.run(main(watch))
+    return made
 
 
 @contextlib.contextmanager
@@ -44,7 +233,7 @@ def _distributed(model: nn.Module, body: Callable[[Program, Any], None], **more:
     return made
 
 
-@program("second_ddp_with_unused_and_no_sync", "second: distributed")
+@program("ddp_with_unused_and_no_sync", "distributed")
 def ddp(seed: int) -> Program:
     """DistributedDataParallel made after the tool, find_unused_parameters, no_sync accumulation, a communication hook."""
     model = mlp()
@@ -77,7 +266,7 @@ def ddp(seed: int) -> Program:
     return _distributed(model, body, extra=lambda: buckets)
 
 
-@program("second_ddp_static_graph_and_bucket_views", "second: distributed")
+@program("ddp_static_graph_and_bucket_views", "distributed")
 def ddp_static(seed: int) -> Program:
     """DDP with static_graph and gradient_as_bucket_view: gradients are views that must stay the same objects."""
     model = mlp()
@@ -101,7 +290,7 @@ def ddp_static(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_ddp_under_scaler_and_autocast", "second: distributed")
+@program("ddp_under_scaler_and_autocast", "distributed")
 def ddp_amp(seed: int) -> Program:
     """DDP with SyncBatchNorm-free BatchNorm, buffers broadcast, autocast and a scaler, all made inside the group."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
@@ -132,7 +321,7 @@ def _plain_dtensors() -> None:
     DTensor.plain_tensors = lambda self: [self.to_local()]
 
 
-@program("second_fully_shard_on_a_mesh_of_one", "second: distributed")
+@program("fully_shard_on_a_mesh_of_one", "distributed")
 def fsdp2(seed: int) -> Program:
     """fully_shard of the watched model inside the first step: parameters become DTensors, classes and hooks change."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -165,7 +354,7 @@ def fsdp2(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_fully_shard_before_another_tool", "second: distributed")
+@program("fully_shard_before_another_tool", "distributed")
 def fsdp2_before(seed: int) -> Program:
     """A second model is fully_sharded in bf16 before a tool of its own sees it, and is clipped and saved while sharded."""
     first = nn.Linear(2, 2)
@@ -199,7 +388,7 @@ def fsdp2_before(seed: int) -> Program:
     return _distributed(first, body)
 
 
-@program("second_tensor_parallel_linear_layers", "second: distributed")
+@program("tensor_parallel_linear_layers", "distributed")
 def tensor_parallel(seed: int) -> Program:
     """parallelize_module turns weights into DTensors with pre- and post-hooks that redistribute activations."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
@@ -226,7 +415,7 @@ def tensor_parallel(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_dtensor_activations_and_partial_sums", "second: distributed")
+@program("dtensor_activations_and_partial_sums", "distributed")
 def dtensors(seed: int) -> Program:
     """Modules return DTensors, sharded, replicated and partial, whose reading would need a collective."""
 
@@ -264,7 +453,7 @@ def dtensors(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_zero_redundancy_optimizer", "second: distributed")
+@program("zero_redundancy_optimizer", "distributed")
 def zero_optimizer(seed: int) -> Program:
     """ZeroRedundancyOptimizer: step is its own, wraps another optimizer and broadcasts parameters."""
     model = mlp()
@@ -289,7 +478,7 @@ def zero_optimizer(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_optimizer_applied_in_backward", "second: distributed")
+@program("optimizer_applied_in_backward", "distributed")
 def in_backward(seed: int) -> Program:
     """torch.distributed.optim._apply_optimizer_in_backward hangs optimizers on parameters and steps them in hooks."""
     from torch.distributed.optim import _apply_optimizer_in_backward
@@ -306,7 +495,7 @@ def in_backward(seed: int) -> Program:
     return Program([model], [], step)
 
 
-@program("second_collectives_started_in_gradient_hooks", "second: distributed")
+@program("collectives_started_in_gradient_hooks", "distributed")
 def collectives(seed: int) -> Program:
     """Gradient hooks start asynchronous all_reduces that are awaited before the optimizer steps; calls are counted."""
     model = mlp()
@@ -338,7 +527,7 @@ def collectives(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_pipeline_schedule_of_one_stage", "second: distributed")
+@program("pipeline_schedule_of_one_stage", "distributed")
 def pipeline(seed: int) -> Program:
     """A pipeline of one stage splits the batch, runs micro-batches and backwards in its own order."""
     model = mlp()
@@ -361,7 +550,7 @@ def pipeline(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_distributed_checkpoint_inside_step", "second: distributed")
+@program("distributed_checkpoint_inside_step", "distributed")
 def distributed_checkpoint(seed: int) -> Program:
     """The distributed checkpoint saves and loads model and optimizer with its helpers inside a step."""
     model = mlp()
@@ -390,7 +579,7 @@ def distributed_checkpoint(seed: int) -> Program:
     return _distributed(model, body)
 
 
-@program("second_checkpoint_wrapper_renames_modules", "second: distributed")
+@program("checkpoint_wrapper_renames_modules", "distributed")
 def checkpoint_wrapper(seed: int) -> Program:
     """apply_activation_checkpointing wraps submodules in mid-run, so that names and parents change."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
@@ -411,7 +600,7 @@ def checkpoint_wrapper(seed: int) -> Program:
     return Program([model], [optimizer], step)
 
 
-@program("second_one_group_for_each_step", "second: distributed")
+@program("one_group_for_each_step", "distributed")
 def group_each_step(seed: int) -> Program:
     """The process group is made and destroyed inside each step, with barrier, broadcast and a reduce_scatter between."""
     model = mlp()

@@ -1,4 +1,4 @@
-"""Optimizers, schedulers, scalers and clipping in the forms that real code bases give them."""
+"""Updates as code bases write them: schedules, scalers and clipping in odd orders, passes without a backward pass."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.distributed
+import torch.utils.benchmark
 from torch import nn
+from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
-from ..program import Program, mlp, program
+from ..program import Program, batch, mlp, program, sick, training
 
 
 def _data() -> tuple[nn.Sequential, torch.Tensor]:
@@ -31,9 +34,10 @@ _SCHEDULERS: dict[str, Any] = {
     "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
 }
 
+
 for _name, _make in _SCHEDULERS.items():
 
-    @program(f"second_scheduler_{_name}_made_inside_first_step", "second: optimizers")
+    @program(f"scheduler_{_name}_made_inside_first_step", "optimizers")
     def scheduler_inside(seed: int, make: Any = _make, name: str = _name) -> Program:
         """The scheduler wraps optimizer.step while a step is under way, and is stepped inside, outside and after close."""
         model, x = _data()
@@ -63,7 +67,7 @@ for _name, _make in _SCHEDULERS.items():
         return made
 
 
-@program("second_scheduler_made_before_everything", "second: optimizers")
+@program("scheduler_made_before_everything", "optimizers")
 def scheduler_before(seed: int) -> Program:
     """The scheduler wrapped optimizer.step before; torch warns if it then finds the step replaced or never called."""
     model, x = _data()
@@ -81,7 +85,7 @@ def scheduler_before(seed: int) -> Program:
     return Program([model], [optimizer], step, extra=lambda: [scheduler.last_epoch, scheduler._step_count])
 
 
-@program("second_scheduler_stepped_first_warns", "second: optimizers")
+@program("scheduler_stepped_first_warns", "optimizers")
 def scheduler_first(seed: int) -> Program:
     """scheduler.step before optimizer.step: torch's own warning must come, once, as it comes alone."""
     model, x = _data()
@@ -99,7 +103,7 @@ def scheduler_first(seed: int) -> Program:
     return Program([model], [optimizer], step)
 
 
-@program("second_optimizer_step_compiled", "second: optimizers")
+@program("optimizer_step_compiled", "optimizers")
 def compiled_step(seed: int) -> Program:
     """The optimizer's step goes through torch.compile with the eager backend; the graphs are counted."""
     model, x = nn.Linear(8, 4), torch.randn(4, 8)
@@ -126,7 +130,7 @@ def compiled_step(seed: int) -> Program:
     return Program([model], [optimizer], step, extra=lambda: len(graphs))
 
 
-@program("second_optimizer_made_anew_each_step", "second: optimizers")
+@program("optimizer_made_anew_each_step", "optimizers")
 def anew(seed: int) -> Program:
     """Each step makes another kind of optimizer over the same weights, loads the old state and drops it."""
     model, x = _data()
@@ -147,7 +151,7 @@ def anew(seed: int) -> Program:
     return Program([model], [], step, steps=4, extra=lambda: states)
 
 
-@program("second_groups_added_taken_and_replaced", "second: optimizers")
+@program("groups_added_taken_and_replaced", "optimizers")
 def groups(seed: int) -> Program:
     """Parameter groups are added in a step, taken away, and state and param_groups replaced by fresh objects."""
     model, x = _data()
@@ -171,7 +175,7 @@ def groups(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=4)
 
 
-@program("second_step_functions_kept_beyond_close", "second: optimizers")
+@program("step_functions_kept_beyond_close", "optimizers")
 def kept_functions(seed: int) -> Program:
     """optimizer.step, zero_grad and clip_grad_norm_ are fetched before, inside and after steps and called after close."""
     model, x = _data()
@@ -203,7 +207,7 @@ def kept_functions(seed: int) -> Program:
     return made
 
 
-@program("second_instance_step_deleted_inside_step", "second: optimizers")
+@program("instance_step_deleted_inside_step", "optimizers")
 def step_deleted(seed: int) -> Program:
     """Inside a step the user takes away whatever hangs on the optimizer instance as `step`, sets another, takes it away."""
     model, x = _data()
@@ -226,7 +230,7 @@ def step_deleted(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=4, extra=lambda: sorted(vars(optimizer)))
 
 
-@program("second_optimizer_class_patched_inside_step", "second: optimizers")
+@program("optimizer_class_patched_inside_step", "optimizers")
 def class_patched(seed: int) -> Program:
     """The class of the optimizer gets another step inside one step, and its own back inside a later one."""
 
@@ -257,7 +261,7 @@ def class_patched(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=4, extra=lambda: calls)
 
 
-@program("second_sharpness_aware_two_pass", "second: optimizers")
+@program("sharpness_aware_two_pass", "optimizers")
 def sharpness(seed: int) -> Program:
     """SAM: the weights are moved, run again and moved back inside one step, by an optimizer that wraps another."""
 
@@ -297,7 +301,7 @@ def sharpness(seed: int) -> Program:
     return Program([model], [optimizer], step)
 
 
-@program("second_optimizer_step_takes_gradients", "second: optimizers")
+@program("optimizer_step_takes_gradients", "optimizers")
 def step_arguments(seed: int) -> Program:
     """step(grads, *, lr) of an odd optimizer with required arguments and a result; it forbids new attributes."""
 
@@ -330,7 +334,7 @@ def step_arguments(seed: int) -> Program:
     return Program([model], [optimizer], step)
 
 
-@program("second_sparse_adam_beside_adam_in_one_wrapper", "second: optimizers")
+@program("sparse_adam_beside_adam_in_one_wrapper", "optimizers")
 def sparse_adam(seed: int) -> Program:
     """SparseAdam and Adam under one object that forwards step, zero_grad and param_groups by __getattr__."""
 
@@ -361,7 +365,7 @@ def sparse_adam(seed: int) -> Program:
     return made
 
 
-@program("second_clip_of_a_generator_with_side_effects", "second: optimizers")
+@program("clip_of_a_generator_with_side_effects", "optimizers")
 def clip_generator(seed: int) -> Program:
     """The clipping functions get generators that can be read once and count; also the newer pieces of clipping."""
     model, x = _data()
@@ -389,7 +393,7 @@ def clip_generator(seed: int) -> Program:
     return Program([model], [optimizer], step, extra=lambda: read)
 
 
-@program("second_global_optimizer_hooks", "second: optimizers")
+@program("global_optimizer_hooks", "optimizers")
 def global_hooks(seed: int) -> Program:
     """Global optimizer hooks of the user come and go inside steps and count the calls that they see."""
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -412,7 +416,7 @@ def global_hooks(seed: int) -> Program:
     return Program([model], [optimizer], step, extra=lambda: seen)
 
 
-@program("second_scaler_of_lists_and_reloaded", "second: optimizers")
+@program("scaler_of_lists_and_reloaded", "optimizers")
 def scaler_lists(seed: int) -> Program:
     """scaler.scale of nested iterables, growth at each step, its state loaded and the scale set by hand in between."""
     model, x = _data()
@@ -438,7 +442,7 @@ def scaler_lists(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=4, scaler=scaler)
 
 
-@program("second_optimizer_that_unscales_itself", "second: optimizers")
+@program("optimizer_that_unscales_itself", "optimizers")
 def amp_scaling(seed: int) -> Program:
     """An optimizer with _step_supports_amp_scaling reads grad_scale and found_inf that the scaler hangs on it."""
     notes: list[Any] = []
@@ -475,7 +479,7 @@ def amp_scaling(seed: int) -> Program:
     return Program([model], [optimizer], step, scaler=scaler, extra=lambda: notes)
 
 
-@program("second_scaler_replaced_by_another", "second: optimizers")
+@program("scaler_replaced_by_another", "optimizers")
 def scaler_replaced(seed: int) -> Program:
     """Two scalers take turns on one optimizer; one is deep-copied and the copy goes on after close."""
     model, x = _data()
@@ -508,7 +512,7 @@ def scaler_replaced(seed: int) -> Program:
     return made
 
 
-@program("second_master_weights_by_hand", "second: optimizers")
+@program("master_weights_by_hand", "optimizers")
 def master(seed: int) -> Program:
     """The optimizer knows only float32 masters; the bf16 model gets copies and its gradients are moved by hand."""
     model = mlp().to(torch.bfloat16)
@@ -530,7 +534,7 @@ def master(seed: int) -> Program:
     return Program([model], [optimizer], step, extra=lambda: masters)
 
 
-@program("second_optimizer_stepped_inside_backward_hook", "second: optimizers")
+@program("optimizer_stepped_inside_backward_hook", "optimizers")
 def step_in_backward(seed: int) -> Program:
     """One optimizer steps inside a module's backward hook while another belongs to the rest, and the closure raises once."""
     model, x = _data()
@@ -563,7 +567,7 @@ def step_in_backward(seed: int) -> Program:
     return Program([model], [tail, head], step)
 
 
-@program("second_gradient_dtype_of_its_own", "second: optimizers")
+@program("gradient_dtype_of_its_own", "optimizers")
 def grad_dtype(seed: int) -> Program:
     """bf16 parameters keep their gradients in float32 through grad_dtype, where torch has it."""
     model = mlp().to(torch.bfloat16)
@@ -585,7 +589,7 @@ def grad_dtype(seed: int) -> Program:
     return Program([model], [], step)
 
 
-@program("second_trains_through_functional_optimizer", "second: optimizers")
+@program("trains_through_functional_optimizer", "optimizers")
 def functional(seed: int) -> Program:
     """Uses torch.optim's functional forms directly, with gradients taken by autograd.grad: no optimizer object at all."""
     from torch.optim.adam import adam
@@ -606,3 +610,180 @@ def functional(seed: int) -> Program:
         return loss
 
     return Program([model], [], step, steps=4, extra=lambda: [averages, squares])
+
+
+class _Lookahead(torch.optim.Optimizer):
+    """Takes over the groups and states of another and steps it itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.count = inner, 0
+        self.defaults, self.param_groups, self.state = inner.defaults, inner.param_groups, inner.state
+        self.slow = [[p.detach().clone() for p in group["params"]] for group in inner.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        found = self.inner.step(closure)
+        self.count += 1
+        if self.count % 2 == 0:
+            for group, slow in zip(self.param_groups, self.slow):
+                torch._foreach_lerp_(slow, group["params"], 0.5)
+                torch._foreach_copy_(group["params"], slow)
+        return found
+
+
+@program("optimizer_that_was_never_made_looks_ahead", "updates")
+def lookahead(seed: int) -> Program:
+    model = mlp()
+    optimizer = _Lookahead(torch.optim.AdamW(model.parameters(), 1e-2))
+    made = training(model, lambda i: model(sick(i, 4)).square().mean(), optimizer, steps=6)
+    made.optimizers, made.extra = [optimizer.inner], lambda: optimizer.slow
+    return made
+
+
+@program("best_of_three_copies_is_taken", "updates")
+def line_search(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    def step(i: int) -> Any:
+        found = []
+        for rate in (0.5, 0.05, 0.005):
+            tried = copy.deepcopy(model)
+            other = torch.optim.SGD(tried.parameters(), rate, momentum=0.9)
+            other.load_state_dict(optimizer.state_dict())
+            other.param_groups[0]["lr"] = rate
+            tried(sick(i, 3)).square().mean().backward()
+            other.step()
+            with torch.no_grad():
+                found.append((float(tried(batch(i)).square().mean().nan_to_num(1e9)), rate, tried, other))
+        _, rate, best, other = min(found, key=lambda one: one[:2])
+        if i != 3:
+            model.load_state_dict(best.state_dict())
+            optimizer.load_state_dict(other.state_dict())
+        return [one[:2] for one in found]
+
+    return Program([model], [optimizer], step, steps=5)
+
+
+@program("scale_of_the_loss_kept_by_hand", "updates")
+def by_hand(seed: int) -> Program:
+    model = mlp().half()
+    master = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(master, 1e-2)
+    scale, skipped = [2.0**15], []  # type: tuple[list[float], list[int]]
+
+    def step(i: int) -> Any:
+        model.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = model((batch(i) * (100 if i == 2 else 1)).half()).float().square().mean()
+        (loss * scale[0]).backward()
+        grads = [p.grad.float() / scale[0] for p in model.parameters() if p.grad is not None]
+        if not all(bool(g.isfinite().all()) for g in grads):
+            scale[0] /= 2
+            skipped.append(i)
+            return loss
+        for weight, grad in zip(master, grads):
+            weight.grad = grad
+        torch.nn.utils.clip_grad_norm_(master, 1.0)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(list(model.parameters()), master)
+        return loss
+
+    return Program([model], [optimizer], step, steps=6, extra=lambda: [scale, skipped, master])
+
+
+@program("what_rounding_took_is_added_later", "updates")
+def kahan(seed: int) -> Program:
+    model = mlp().bfloat16()
+    lost = [torch.zeros_like(p) for p in model.parameters()]
+
+    def step(i: int) -> Any:
+        loss = model(sick(i, 3).bfloat16()).float().square().mean()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, grad, rest in zip(model.parameters(), grads, lost):
+                change = -0.01 * grad.nan_to_num(0) + rest
+                before = parameter.clone()
+                parameter.add_(change)
+                rest.copy_(change - (parameter - before))
+        return loss
+
+    return Program([model], [], step, steps=5, extra=lambda: lost)
+
+
+class _Eight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(back)
+        return (x * scale).to(torch.float8_e4m3fn).to(x.dtype) / scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        (scale,) = ctx.saved_tensors
+        return (grad * scale).to(torch.float8_e5m2).to(grad.dtype) / scale, None, None
+
+
+@program("scales_of_eight_bits_follow_a_history", "updates")
+def delayed_scaling(seed: int) -> Program:
+    class Scaled(nn.Linear):
+        def __init__(self, *size: int) -> None:
+            super().__init__(*size)
+            self.register_buffer("history", torch.ones(4))
+            self.register_buffer("scale", torch.ones(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                self.history.copy_(torch.roll(self.history, 1))
+                self.history[0] = x.detach().abs().max()
+                self.scale.fill_(448.0).div_(self.history.nan_to_num(1.0).max().clamp_min(1e-4))
+            given = _Eight.apply(x, self.scale.clone(), torch.tensor(64.0))
+            return F.linear(given, _Eight.apply(self.weight, self.scale.clone(), torch.tensor(64.0)), self.bias)
+
+    model = nn.Sequential(Scaled(8, 8), nn.GELU(), Scaled(8, 4))
+    return training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5)
+
+
+@program("weights_differ_between_training_and_evaluation", "updates")
+def schedule_free(seed: int) -> Program:
+    """An optimizer with `train()` and `eval()`, which exchange the weights for their average and back."""
+
+    class Averaging(torch.optim.SGD):
+        training = True
+
+        @torch.no_grad()
+        def exchange(self, to_training: bool) -> None:
+            for parameter in self.param_groups[0]["params"]:
+                average = self.state[parameter].setdefault("average", parameter.clone())
+                if self.training != to_training:
+                    kept = parameter.clone()
+                    parameter.copy_(average)
+                    average.copy_(kept)
+            self.training = to_training
+
+        def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+            super().step(closure)
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    self.state[parameter].setdefault("average", parameter.clone()).lerp_(parameter, 0.3)
+
+    model = mlp()
+    optimizer = Averaging(model.parameters(), 0.05)
+
+    def step(i: int) -> Any:
+        optimizer.zero_grad()
+        loss = model(sick(i, 4)).square().mean()
+        loss.backward()
+        optimizer.step() if i != 4 else None
+        optimizer.exchange(False)
+        model.eval()
+        with torch.no_grad():
+            seen = model(batch(i)).square().mean()
+        model.train()
+        optimizer.exchange(True)
+        return [loss, seen]
+
+    return Program([model], [optimizer], step, steps=6)

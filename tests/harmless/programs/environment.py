@@ -1,14 +1,16 @@
-"""The process around the training: streams, limits, clocks, imports, threads, environment."""
+"""What is around a training: streams, clocks, imports, environment, random states, libraries, handlers."""
 
 from __future__ import annotations
 
 import asyncio
 import atexit
 import builtins
+import collections
 import concurrent.futures
 import contextlib
 import contextvars
 import ctypes
+import functools
 import gc
 import io
 import json
@@ -18,10 +20,13 @@ import mmap
 import multiprocessing
 import os
 import pathlib
+import pickle
+import random
 import resource
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import tempfile
 import threading
@@ -29,14 +34,265 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from multiprocessing import shared_memory
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import torch
+import torch.distributed
+import torch.utils.benchmark
 from torch import nn
+from torch.nn import functional as F
 
-from ..program import Program, mlp, program, training
+from ..program import NAN, Program, batch, mlp, program, sick, training
+
+
+@program("clocks_go_backward_and_fail", "surroundings")
+def clocks(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    made = Program([model], [optimizer], lambda i: None)
+    ticks = iter([1e9, 5.0, -1.0, NAN, float("inf"), 0.0] * 100000)
+
+    def lying() -> float:
+        return next(ticks)
+
+    def lying_ns() -> int:
+        value = next(ticks)
+        return int(value) if value == value and abs(value) < 1e300 else -(10**30)
+
+    def failing() -> float:
+        raise OSError("no clock")
+
+    def loop(watch: Any) -> None:
+        for i in range(8):
+            clock, clock_ns = (lying, lying_ns) if i < 5 else (failing, failing)
+            with contextlib.ExitStack() as patched:
+                if i:
+                    for name in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+                        patched.enter_context(mock.patch.object(time, name, clock))
+                        patched.enter_context(mock.patch.object(time, f"{name}_ns", clock_ns))
+                with watch.step(i):
+                    optimizer.zero_grad()
+                    value = model(sick(i)).mean()
+                    value.backward()
+                    optimizer.step()
+                made.see(value)
+
+    made.loop = loop
+    return made
+
+
+@program("functions_of_python_fail_inside_steps", "surroundings")
+def functions_fail(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    made = Program([model], [optimizer], lambda i: None)
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("not now")
+
+    ask, here = threading.get_ident, threading.get_ident()
+
+    def refuse_here() -> int:  # in every thread, and none could end
+        if ask() == here:
+            raise RuntimeError("not now")
+        return ask()
+
+    targets = [
+        (json, "dumps"), (json, "loads"), (sqlite3, "connect"), (os, "getpid"), (os, "stat"), (os.path, "exists"),
+        (builtins, "open"), (threading, "Lock"), (threading, "current_thread"), (pickle, "dumps"), (random, "random"),
+        (os, "urandom"), (sys, "_getframe"), (builtins, "repr"), (builtins, "print"), (builtins, "sorted"), (gc, "get_objects"),
+    ]  # fmt: skip
+
+    def loop(watch: Any) -> None:
+        for i in range(8):
+            with watch.step(i):
+                optimizer.zero_grad()
+                with contextlib.ExitStack() as patched:
+                    for space, name in targets if i else []:
+                        patched.enter_context(mock.patch.object(space, name, refuse))
+                    patched.enter_context(mock.patch.object(threading, "get_ident", refuse_here if i else ask))
+                    value = model(sick(i, 5)).mean()
+                    value.backward()
+                    optimizer.step()
+            made.see(value)
+
+    made.loop = loop
+    return made
+
+
+@program("no_streams_and_no_threads_are_left", "surroundings")
+def no_streams(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    made = Program([model], [optimizer], lambda i: None)
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise ValueError("I/O operation on closed file")
+
+        flush = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    def loop(watch: Any) -> None:
+        with (
+            mock.patch.object(sys, "stdout", None), mock.patch.object(sys, "stderr", Closed()),
+            mock.patch.object(sys, "__stderr__", None), mock.patch.object(warnings, "showwarning", refuse),
+            mock.patch.object(threading, "_start_new_thread", refuse),
+        ):  # fmt: skip
+            for i in range(6):
+                with watch.step(i):
+                    optimizer.zero_grad()
+                    value = model(sick(i)).mean() * (1 if i < 4 else 1e38)
+                    value.backward()
+                    optimizer.step()
+                made.see(value)
+
+    made.loop = loop
+    return made
+
+
+@program("patches_of_the_program_cross_the_steps", "surroundings")
+def crossed(seed: int) -> Program:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    counts: collections.Counter[str] = collections.Counter()
+    made = Program([model], [optimizer], lambda i: None, extra=lambda: dict(counts))
+
+    def counting(space: Any, name: str) -> Any:
+        original = getattr(space, name)
+
+        @functools.wraps(original)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        return mock.patch.object(space, name, counted)
+
+    targets = [
+        (torch.Tensor, "backward"), (nn.Module, "__call__"), (nn.Module, "_call_impl"), (torch.optim.SGD, "step"),
+        (torch.autograd, "backward"), (torch.optim.Optimizer, "zero_grad"), (nn.Linear, "forward"), (F, "linear"),
+    ]  # fmt: skip
+
+    def loop(watch: Any) -> None:
+        patches: list[Any] = []
+        for i in range(8):
+            if i % 2 == 0:
+                patches = [counting(space, name) for space, name in targets]
+                for patch in patches:
+                    patch.start()
+                watch.begin(i)
+            else:
+                watch.begin(i)
+            optimizer.zero_grad()
+            value = model(sick(i, 4)).mean()
+            value.backward()
+            if i % 2:
+                optimizer.step()
+                for patch in reversed(patches):
+                    patch.stop()
+                watch.end()
+            else:
+                optimizer.step()
+                watch.end()
+            made.see(value)
+
+    made.loop = loop
+    return made
+
+
+@program("random_state_forked_across_the_steps", "surroundings")
+def forked_randoms(seed: int) -> Program:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    made = Program([model], [optimizer], lambda i: None)
+
+    def loop(watch: Any) -> None:
+        for i in range(6):
+            fork = torch.random.fork_rng(devices=[], enabled=bool(i % 2))
+            fork.__enter__()
+            watch.begin(i)
+            optimizer.zero_grad()
+            value = model(sick(i)).mean() + torch.rand(())
+            fork.__exit__(None, None, None)
+            generator = torch.default_generator.clone_state()
+            value = value + torch.rand((), generator=generator) + torch.randn(())
+            value.backward()
+            optimizer.step()
+            watch.end()
+            made.see(value)
+
+    made.loop = loop
+    return made
+
+
+@program("strict_numbers", "settings")
+def strict_numbers(seed: int) -> Program:
+    """numpy raises at everything, integers have few digits, the encoding is ASCII."""
+    model = mlp()
+    made = training(model, lambda i: model(batch(i) * (NAN if i == 3 else 1e18 if i == 4 else 1)).square().mean(), steps=6)
+
+    def loop(watch: Any) -> None:
+        digits = sys.get_int_max_str_digits()
+        before = np.seterr(all="raise")
+        sys.set_int_max_str_digits(640)
+        try:
+            for i in range(6):
+                with watch.step(i):
+                    made.see(made.step(i))
+            watch.close()
+        finally:
+            np.seterr(**before)
+            sys.set_int_max_str_digits(digits)
+
+    made.loop = loop
+    return made
+
+
+@program("steps_in_contexts_of_their_own", "settings")
+def own_contexts(seed: int) -> Program:
+    model = mlp()
+    made = training(model, lambda i: model(batch(i)).square().mean(), steps=5)
+    mark: contextvars.ContextVar[int] = contextvars.ContextVar("mark", default=0)
+
+    def loop(watch: Any) -> None:
+        def one(i: int) -> None:
+            mark.set(i)
+            with watch.step(i):
+                made.see(made.step(i))
+
+        for i in range(5):
+            context = contextvars.copy_context()
+            context.run(one, i)
+            made.see(sorted(v for k, v in context.items() if k is mark))
+
+    made.loop = loop
+    return made
+
+
+@program("random_modules_used_by_nobody_else", "settings")
+def quiet_randoms(seed: int) -> Program:
+    """Own generators of all kinds, and the global ones, give the same numbers between and inside steps."""
+    model = mlp()
+    own = [random.Random(1), np.random.default_rng(1), torch.Generator().manual_seed(1)]
+    notes: list[float] = []
+
+    def loss(i: int) -> torch.Tensor:
+        notes.extend([random.random(), float(np.random.rand()), float(torch.rand(())), own[0].random(), float(own[1].random())])
+        notes.append(float(torch.rand((), generator=own[2])))
+        if i == 3:
+            random.seed(5), np.random.seed(5), torch.manual_seed(5)
+        return F_dropout(model(batch(i) * (NAN if i == 4 else 1))).square().mean()
+
+    return training(model, loss, steps=7, extra=lambda: notes)
+
+
+def F_dropout(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(x, 0.5)
 
 
 def _usual(**more: Any) -> tuple[Program, nn.Module, torch.Tensor]:
@@ -82,7 +338,7 @@ class Raises(io.TextIOBase):
 for _around in (False, True):
     _where = "around" if _around else "inside"
 
-    @program(f"second_streams_that_raise_{_where}", "second: process")
+    @program(f"streams_that_raise_{_where}", "process")
     def raising_streams(seed: int, around: bool = _around) -> Program:
         """sys.stdout and sys.stderr raise at each write and flush."""
 
@@ -93,8 +349,8 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_streams_that_are_none_{_where}", "second: process")
-    def no_streams(seed: int, around: bool = _around) -> Program:
+    @program(f"streams_that_are_none_{_where}", "process")
+    def streams_that_are_none(seed: int, around: bool = _around) -> Program:
         """sys.stdout and sys.stderr are None, as below pythonw and some daemons."""
 
         @contextlib.contextmanager
@@ -104,7 +360,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_no_file_descriptors_left_{_where}", "second: process")
+    @program(f"no_file_descriptors_left_{_where}", "process")
     def no_descriptors(seed: int, around: bool = _around) -> Program:
         """Every file descriptor that the process may have is taken."""
 
@@ -125,7 +381,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_files_may_not_grow_{_where}", "second: process")
+    @program(f"files_may_not_grow_{_where}", "process")
     def no_growth(seed: int, around: bool = _around) -> Program:
         """RLIMIT_FSIZE is 0: any write to a file is an OSError, like a full disk."""
 
@@ -140,7 +396,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_open_and_makedirs_raise_{_where}", "second: process")
+    @program(f"open_and_makedirs_raise_{_where}", "process")
     def no_open(seed: int, around: bool = _around) -> Program:
         """open, os.open, os.makedirs, os.replace and Path.mkdir are patched to raise, as test sandboxes do."""
 
@@ -155,7 +411,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_no_new_threads_{_where}", "second: process")
+    @program(f"no_new_threads_{_where}", "process")
     def no_threads(seed: int, around: bool = _around) -> Program:
         """Thread.start raises: can't start new thread."""
 
@@ -166,8 +422,8 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_clocks_stand_still_or_run_back_{_where}", "second: process")
-    def clocks(seed: int, around: bool = _around) -> Program:
+    @program(f"clocks_stand_still_or_run_back_{_where}", "process")
+    def standing_clocks(seed: int, around: bool = _around) -> Program:
         """time.time, monotonic and perf_counter are frozen, run backwards or give nan, as time-freezing libraries do."""
 
         @contextlib.contextmanager
@@ -184,7 +440,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_nothing_new_may_be_imported_{_where}", "second: process")
+    @program(f"nothing_new_may_be_imported_{_where}", "process")
     def no_imports(seed: int, around: bool = _around) -> Program:
         """An import guard forbids modules that are not loaded yet, as hot-path checks and bundles do."""
 
@@ -202,7 +458,7 @@ for _around in (False, True):
 
         return _inside(context, around)
 
-    @program(f"second_numpy_errors_raise_{_where}", "second: process")
+    @program(f"numpy_errors_raise_{_where}", "process")
     def numpy_raises(seed: int, around: bool = _around) -> Program:
         """np.seterr(all="raise") while values overflow, underflow and become NaN."""
         model, x = mlp(), torch.randn(4, 8)
@@ -219,7 +475,7 @@ for _around in (False, True):
         made.loop = loop
         return made
 
-    @program(f"second_json_is_patched_{_where}", "second: process")
+    @program(f"json_is_patched_{_where}", "process")
     def json_patched(seed: int, around: bool = _around) -> Program:
         """json.dumps, json.dump and JSONEncoder.default are replaced by the user (as orjson shims do), and raise."""
 
@@ -235,7 +491,7 @@ for _around in (False, True):
         return _inside(context, around)
 
 
-@program("second_environment_is_empty", "second: process")
+@program("environment_is_empty", "process")
 def empty_environment(seed: int) -> Program:
     """os.environ is cleared inside steps: no HOME, no PATH, a TMPDIR that does not exist."""
 
@@ -251,7 +507,7 @@ def empty_environment(seed: int) -> Program:
     return _inside(context, around=True)
 
 
-@program("second_working_directory_is_deleted", "second: process")
+@program("working_directory_is_deleted", "process")
 def directory_deleted(seed: int) -> Program:
     """The process stands in a directory that no longer exists: os.getcwd raises."""
 
@@ -268,7 +524,7 @@ def directory_deleted(seed: int) -> Program:
     return _inside(context, around=True)
 
 
-@program("second_output_directory_vanishes", "second: process")
+@program("output_directory_vanishes", "process")
 def output_vanishes(seed: int) -> Program:
     """Somebody cleans up: what the tool wrote so far is deleted between and inside steps, once replaced by a file."""
     made, _, _ = _usual()
@@ -296,7 +552,7 @@ def output_vanishes(seed: int) -> Program:
     return made
 
 
-@program("second_context_of_contextvars_changes", "second: process")
+@program("context_of_contextvars_changes", "process")
 def contexts(seed: int) -> Program:
     """Steps begin in one contextvars context and end in another, which gives other tokens."""
     made, _, _ = _usual()
@@ -319,7 +575,7 @@ def contexts(seed: int) -> Program:
     return made
 
 
-@program("second_asyncio_tasks_interleave_forwards", "second: process")
+@program("asyncio_tasks_interleave_forwards", "process")
 def interleaved(seed: int) -> Program:
     """Two asyncio tasks run one model's submodules in turns inside one step; forward itself is a coroutine."""
 
@@ -355,7 +611,7 @@ def interleaved(seed: int) -> Program:
     return training(model, loss)
 
 
-@program("second_async_loop_with_steps_in_two_tasks", "second: process")
+@program("async_loop_with_steps_in_two_tasks", "process")
 def async_steps(seed: int) -> Program:
     """Two tasks of one event loop each hold a step of a tool of their own open across awaits: steps overlap, not nest."""
     made, _model, _x = _usual()
@@ -392,7 +648,7 @@ def async_steps(seed: int) -> Program:
     return made
 
 
-@program("second_exception_thrown_in_from_another_thread", "second: process")
+@program("exception_thrown_in_from_another_thread", "process")
 def thrown_in(seed: int) -> Program:
     """An asynchronous exception is set on the thread inside forward and arrives there, caught around the step."""
 
@@ -431,7 +687,7 @@ def thrown_in(seed: int) -> Program:
     return made
 
 
-@program("second_alarm_raises_in_backward", "second: process")
+@program("alarm_raises_in_backward", "process")
 def alarm(seed: int) -> Program:
     """A signal handler that raises is triggered inside forward of one step and inside a gradient hook of another."""
 
@@ -475,7 +731,7 @@ def alarm(seed: int) -> Program:
     return made
 
 
-@program("second_interval_timer_ticks_all_the_time", "second: process")
+@program("interval_timer_ticks_all_the_time", "process")
 def ticking(seed: int) -> Program:
     """SIGALRM arrives each millisecond; its handler runs the model and collects garbage wherever it lands."""
     made, model, x = _usual()
@@ -504,7 +760,7 @@ def ticking(seed: int) -> Program:
     return made
 
 
-@program("second_unraisable_and_thread_errors_noted", "second: process")
+@program("unraisable_and_thread_errors_noted", "process")
 def unraisable(seed: int) -> Program:
     """sys.unraisablehook, threading.excepthook and sys.excepthook note whatever dies silently, until after close."""
     made, _model, _x = _usual()
@@ -527,7 +783,7 @@ def unraisable(seed: int) -> Program:
     return made
 
 
-@program("second_census_of_the_process_after_close", "second: process")
+@program("census_of_the_process_after_close", "process")
 def census(seed: int) -> Program:
     """Counts threads, descriptors, exit functions, collector callbacks, filters, loggers, weakrefs before and after."""
     made, model, _x = _usual()
@@ -564,7 +820,7 @@ def census(seed: int) -> Program:
     return made
 
 
-@program("second_growth_over_many_tools", "second: process")
+@program("growth_over_many_tools", "process")
 def growth(seed: int) -> Program:
     """Five tools one after another on one model: threads, descriptors and exit functions must not grow with each."""
     made, model, _x = _usual()
@@ -591,7 +847,7 @@ def growth(seed: int) -> Program:
     return made
 
 
-@program("second_audit_hook_forbids_opening", "second: process")
+@program("audit_hook_forbids_opening", "process")
 def audited(seed: int) -> Program:
     """An audit hook (which can never be taken away) raises at open, mkdir, subprocess and socket while steps run."""
     made, _, _ = _usual()
@@ -616,7 +872,7 @@ def audited(seed: int) -> Program:
     return made
 
 
-@program("second_sockets_are_forbidden", "second: process")
+@program("sockets_are_forbidden", "process")
 def no_sockets(seed: int) -> Program:
     """socket.socket, gethostname, os.system and os.getlogin raise, as below test plugins that forbid the network."""
 
@@ -631,7 +887,7 @@ def no_sockets(seed: int) -> Program:
     return _inside(context, around=True)
 
 
-@program("second_collector_at_each_allocation", "second: process")
+@program("collector_at_each_allocation", "process")
 def eager_collector(seed: int) -> Program:
     """gc.set_threshold(1, 1, 1), a collector callback that runs the model, and gc.freeze inside a step."""
     made, model, x = _usual()
@@ -658,7 +914,7 @@ def eager_collector(seed: int) -> Program:
     return made
 
 
-@program("second_flush_denormal_and_thread_count", "second: process")
+@program("flush_denormal_and_thread_count", "process")
 def denormals(seed: int) -> Program:
     """Flushing of denormals and the thread count are switched inside steps while activations are denormal."""
     model, x = mlp(), torch.randn(4, 8) * 1e-38
@@ -678,7 +934,7 @@ def denormals(seed: int) -> Program:
     return made
 
 
-@program("second_print_options_and_locale", "second: process")
+@program("print_options_and_locale", "process")
 def print_options(seed: int) -> Program:
     """Print options, locale, int-to-text limits and a decimal context are changed inside steps and noted after each."""
     made, _, _ = _usual()
@@ -702,7 +958,7 @@ def print_options(seed: int) -> Program:
     return made
 
 
-@program("second_warning_machinery_replaced", "second: process")
+@program("warning_machinery_replaced", "process")
 def warning_machinery(seed: int) -> Program:
     """warnings.warn raises inside steps, and so does every logger, old or new."""
 
@@ -725,7 +981,7 @@ def warning_machinery(seed: int) -> Program:
     return _inside(context)
 
 
-@program("second_frames_of_recursion_nearly_used_up", "second: process")
+@program("frames_of_recursion_nearly_used_up", "process")
 def low_limit(seed: int) -> Program:
     """The recursion limit leaves about twice the frames that a module calling itself 40 times needs."""
     model, x = mlp(), torch.randn(4, 8)
@@ -762,7 +1018,7 @@ def _frames() -> Iterator[Any]:
         frame = frame.f_back
 
 
-@program("second_forward_in_a_thread_pool_while_main_trains", "second: process")
+@program("forward_in_a_thread_pool_while_main_trains", "process")
 def pool(seed: int) -> Program:
     """An evaluation of a frozen copy and of the watched model itself runs in a pool while the step is open."""
     made, model, x = _usual()
@@ -780,7 +1036,7 @@ def pool(seed: int) -> Program:
     return made
 
 
-@program("second_hogwild_children_train_shared_memory", "second: process")
+@program("hogwild_children_train_shared_memory", "process")
 def hogwild(seed: int) -> Program:
     """The weights are in shared memory; a forked child trains them inside the parent's step and sends tensors back."""
     model = mlp()
@@ -815,7 +1071,7 @@ def hogwild(seed: int) -> Program:
     return made
 
 
-@program("second_weights_in_read_only_memory", "second: process")
+@program("weights_in_read_only_memory", "process")
 def read_only(seed: int) -> Program:
     """Frozen weights and a module's output lie in memory mapped read-only: whoever writes there dies of SIGSEGV."""
     model = mlp()
@@ -848,7 +1104,7 @@ def read_only(seed: int) -> Program:
     return training(model, loss, optimizer)
 
 
-@program("second_weights_mapped_from_a_file", "second: process")
+@program("weights_mapped_from_a_file", "process")
 def mapped(seed: int) -> Program:
     """Weights come from torch.load(mmap=True) and load_state_dict(assign=True) in mid-run, others from torch.from_file."""
     model, x = mlp(), torch.randn(4, 8)
@@ -880,7 +1136,7 @@ def mapped(seed: int) -> Program:
     return made
 
 
-@program("second_numpy_and_dlpack_views_of_weights", "second: process")
+@program("numpy_and_dlpack_views_of_weights", "process")
 def array_views(seed: int) -> Program:
     """numpy trains the weights through views and dlpack capsules of parameters and gradients."""
     model, x = mlp(), torch.randn(4, 8)
@@ -895,3 +1151,313 @@ def array_views(seed: int) -> Program:
         return loss, arrays
 
     return Program([model], [], step)
+
+
+class Quantity:
+    """No tensor and no subclass of one; torch asks it all the same."""
+
+    asked: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, value: torch.Tensor, unit: str) -> None:
+        self.value, self.unit = value, unit
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked[func.__name__] = cls.asked.get(func.__name__, 0) + 1
+        plain = [a.value if isinstance(a, Quantity) else a for a in args]
+        unit = next(a.unit for a in args if isinstance(a, Quantity))
+        out = func(*plain, **(kwargs or {}))
+        return cls(out, unit) if isinstance(out, torch.Tensor) else out
+
+
+@program("quantities_with_units_flow", "surroundings")
+def quantities(seed: int) -> Program:
+    Quantity.asked = {}
+
+    class Metric(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x: Quantity) -> Quantity:
+            out: Any = torch.nn.functional.linear(x, self.inner.weight, self.inner.bias)  # type: ignore[arg-type]
+            return torch.tanh(out)
+
+    model = Metric()
+    return training(
+        model, lambda i: torch.mean(model(Quantity(sick(i, 3), "m"))).value, steps=5, extra=lambda: dict(Quantity.asked)
+    )
+
+
+@program("forward_chosen_by_the_type_of_its_input", "surroundings")
+def dispatching(seed: int) -> Program:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        @functools.singledispatchmethod
+        def forward(self, x: Any) -> torch.Tensor:
+            raise TypeError(type(x).__name__)
+
+        @forward.register
+        def _(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+        @forward.register
+        def _(self, x: dict) -> torch.Tensor:  # type: ignore[type-arg]
+            return self.inner(x["rows"]) * x["by"]  # type: ignore[no-any-return]
+
+        @forward.register
+        def _(self, x: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+            return self.inner(torch.from_numpy(x))  # type: ignore[no-any-return]
+
+    model: Any = Choosing()
+    kinds: list[Callable[[int], Any]] = [
+        lambda i: sick(i, 3),
+        lambda i: {"rows": sick(i, 3), "by": 2.0},
+        lambda i: sick(i, 3).numpy(),
+    ]
+    return training(model, lambda i: model(kinds[i % 3](i)).square().mean(), steps=6)
+
+
+@program("numpy_in_the_middle_and_rows_that_cannot_be_written", "surroundings")
+def numpy_inside(seed: int) -> Program:
+    np.linspace(-1, 1, 64, dtype=np.float32).tofile("rows.bin")
+    rows = np.memmap("rows.bin", np.float32, "r", shape=(8, 8))
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            factor = np.float32(np.median(x.detach().numpy()))
+            mask = torch.from_numpy((np.random.rand(*x.shape) > 0.3).astype(np.float32))
+            return self.last(x * mask + factor)  # type: ignore[no-any-return]
+
+    model = Mixed()
+
+    def loss(i: int) -> torch.Tensor:
+        given = torch.as_tensor(rows[i % 4 : i % 4 + 4])
+        return model(given).square().mean() * (NAN if i == 3 else 1)
+
+    return training(model, loss, steps=5)
+
+
+@program("handlers_of_logs_compute", "surroundings")
+def computing_handler(seed: int) -> Program:
+    model = mlp()
+    norms: list[Any] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with torch.no_grad():
+                parts = [p.grad.norm() if p.grad is not None else p.norm() for p in model.parameters()]
+                norms.append([record.getMessage(), torch.stack(parts).norm()])
+
+    log = logging.getLogger("seventh")
+    log.propagate, log.handlers = False, [Handler()]
+    log.setLevel(logging.DEBUG)
+
+    def loss(i: int) -> torch.Tensor:
+        log.info("forward %d", i)
+        value = model(sick(i, 3)).square().mean()
+        value.register_hook(lambda grad: log.debug("backward %d", i))
+        return value
+
+    return training(model, loss, steps=5, extra=lambda: norms)
+
+
+@program("model_is_timed_inside_a_step", "surroundings")
+def timed(seed: int) -> Program:
+    model, calls = mlp(), [0]
+    model.register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+
+    def loss(i: int) -> torch.Tensor:
+        timer = torch.utils.benchmark.Timer("model(x)", globals={"model": model, "x": batch(i)}, num_threads=1)
+        measured = timer.timeit(3)
+        return model(sick(i, 3)).square().mean() * (1.0 if measured.number_per_run == 3 else NAN)
+
+    return training(model, loss, steps=4, extra=lambda: calls)
+
+
+@program("weights_published_in_shared_memory", "surroundings")
+def published(seed: int) -> Program:
+    model = mlp()
+    size = sum(p.numel() for p in model.parameters()) * 4
+    block = shared_memory.SharedMemory(create=True, size=size)
+    board = np.ndarray(size // 4, np.float32, buffer=block.buf)
+    seen: list[Any] = []
+
+    def loss(i: int) -> torch.Tensor:
+        with torch.no_grad():
+            board[:] = torch.cat([p.flatten() for p in model.parameters()]).numpy()
+        reader = torch.frombuffer(block.buf, dtype=torch.float32)
+        seen.append(float(reader.sum()))
+        return model(sick(i, 3)).square().mean() + 0 * reader.mean()
+
+    def loop(watch: Any) -> None:
+        nonlocal board
+        try:
+            for i in range(5):
+                with watch.step(i):
+                    value = made.step(i)
+                made.see(value)
+        finally:
+            del board, value
+            model.zero_grad()
+            gc.collect()
+            block.unlink()
+
+    made = training(model, loss, steps=5, extra=lambda: seen)
+    made.loop = loop
+    return made
+
+
+@program("parameters_named_anew_each_step", "surroundings")
+def named_anew(seed: int) -> Program:
+    class Shelf(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ParameterDict({"w 0": torch.randn(8, 4) * 0.1, "b/0": torch.zeros(4)})
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weight = next(v for k, v in self.parts.items() if k.startswith("w"))
+            bias = next(v for k, v in self.parts.items() if k.startswith("b"))
+            return x @ weight + bias
+
+    model = Shelf()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+
+    def step(i: int) -> Any:
+        optimizer.zero_grad()
+        loss = model(sick(i, 3)).square().mean()
+        loss.backward()
+        optimizer.step()
+        names = list(model.parts.keys())
+        moved = {f"{name[0]}{'_/-'[i % 3]}{i}": model.parts.pop(name) for name in names}
+        model.parts.update(moved)
+        return loss
+
+    return Program([model], [optimizer], step, steps=5)
+
+
+@program("forward_catches_whatever_is_raised", "surroundings")
+def catches(seed: int) -> Program:
+    """A second run that is stopped inside must not take the other way and leave its traces."""
+    told, failures = open("told.txt", "w"), []  # noqa: SIM115
+
+    class Stubborn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x)
+            try:
+                told.write("once\n")
+            except BaseException as error:  # noqa: BLE001
+                failures.append(type(error).__name__)
+                os.write(told.fileno(), b"otherwise\n")
+            return self.last(x)  # type: ignore[no-any-return]
+
+    model = Stubborn()
+
+    def outcome() -> Any:
+        told.close()
+        with open("told.txt") as lines:
+            return [lines.read(), failures]
+
+    return training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5, extra=outcome)
+
+
+@torch.library.custom_op("nanny_counted::counted", mutates_args=())
+def _counted(x: torch.Tensor) -> torch.Tensor:
+    _counts.append(len(_counts))
+    return x * 2
+
+
+_counts: list[int] = []
+
+
+_counted.register_autograd(lambda ctx, grad: grad * 2)
+
+
+@program("operator_behind_a_net", "surroundings")
+def behind_a_net(seed: int) -> Program:
+    _counts.clear()
+    nets = [0]
+
+    class Careful(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            try:
+                return _counted(self.inner(x))  # type: ignore[no-any-return]
+            except Exception:  # noqa: BLE001
+                nets[0] += 1
+                return self.inner(x) + 1  # type: ignore[no-any-return]
+
+    model = Careful()
+    return training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5, extra=lambda: [_counts, nets])
+
+
+def _pretends(name: str, *patches: tuple[Any, str, Any], variables: dict[str, str] | None = None) -> None:
+    @program(f"{name}", "surroundings")
+    def pretending(seed: int) -> Program:
+        model = mlp()
+        made = training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5)
+
+        def loop(watch: Any) -> None:
+            with contextlib.ExitStack() as stack:
+                for owner, attribute, value in patches:
+                    stack.enter_context(mock.patch.object(owner, attribute, value))
+                stack.enter_context(mock.patch.dict(os.environ, variables or {}))
+                for i in range(5):
+                    with watch.step(i):
+                        value = made.step(i)
+                    made.see(value)
+
+        made.loop = loop
+        return made
+
+
+_pretends("cuda_is_said_to_be_there", (torch.cuda, "is_available", lambda: True), (torch.cuda, "device_count", lambda: 8))
+
+
+_pretends("a_group_is_said_to_be_there", (torch.distributed, "is_initialized", lambda: True))
+
+
+_pretends("one_of_four_by_its_variables", variables={"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"})
+
+
+_pretends("autocast_cannot_be_asked", (torch, "is_autocast_enabled", lambda *_: 1 / 0))
+
+
+@program("libraries_of_c_are_forbidden", "surroundings")
+def no_libraries(seed: int) -> Program:
+    """A sandbox that refuses to load libraries of C or to ask for their functions, from before the tool's first step on."""
+    model, asked, forbids = mlp(), [], [True]  # type: tuple[Any, list[str], list[bool]]
+
+    def audit(event: str, args: Any) -> None:
+        if forbids[0] and event in ("ctypes.dlopen", "ctypes.dlsym"):
+            raise PermissionError("no libraries here")
+
+    made = training(model, lambda i: model(sick(i, 3)).square().mean(), steps=5, extra=lambda: asked)
+
+    def loop(watch: Any) -> None:
+        sys.addaudithook(audit)
+        try:
+            for i in range(5):
+                with watch.step(i):
+                    value = made.step(i)
+                made.see(value)
+        finally:
+            forbids[0] = False
+
+    made.loop = loop
+    return made

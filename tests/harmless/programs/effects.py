@@ -1,4 +1,4 @@
-"""Sixth round: what a forward does besides computing, where nobody looks for it, on steps that go wrong and are made again."""
+"""What a forward does besides computing, and how long tensors live, on steps that go wrong and are made again."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import functools
 import gc
 import hashlib
 import io
+import itertools
 import logging
 import mmap
 import os
 import pathlib
-import pickle
 import queue
+import random
 import socket
 import sys
 import threading
+import types
 import warnings
 import weakref
 from collections.abc import Callable
@@ -31,13 +33,209 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.utils.checkpoint import checkpoint
 
-from ..program import Program, bits, mlp, program
-from .fourth_process import batch
+from ..program import NAN, Program, batch, bits, mlp, program, training
 
-NAN = float("nan")
+_calls = [0]  # of a variable of this file
+
+
+_total = 0.0
+
+
+def _count() -> float:
+    global _total
+    _total += 1.0
+    _calls[0] += 1
+    return _total + _calls[0]
+
+
+class _Stateful(nn.Module):
+    """Remembers in a place that no state_dict knows; a call too many is seen in every later result."""
+
+    calls = 0
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.draw = getattr(self, f"from_{place}")
+        self.numpy, self.python, self.torch = np.random.default_rng(3), random.Random(3), torch.Generator().manual_seed(3)
+        self.holder = types.SimpleNamespace(n=0, deep=[[0], collections.deque([1, 2, 3])])
+        self.cache = torch.ones(3)  # no buffer
+        self.count = itertools.count()
+        self.lock = threading.Lock()
+        for name in {"count", "lock"} - {place}:  # what nobody can put back
+            delattr(self, name)
+        step = 0
+
+        def closure() -> float:
+            nonlocal step
+            step += 1
+            return float(step)
+
+        self.closure = closure
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * (1 + 0.01 * self.draw())
+
+    def from_numpy(self) -> float:
+        return float(self.numpy.random())
+
+    def from_python(self) -> float:
+        return self.python.random()
+
+    def from_torch(self) -> float:
+        return float(torch.rand((), generator=self.torch))
+
+    def from_holder(self) -> float:
+        self.holder.n += 1
+        self.holder.deep[0][0] += 1
+        self.holder.deep[1].rotate()
+        return float(self.holder.n + self.holder.deep[0][0] * self.holder.deep[1][0])
+
+    def from_cache(self) -> float:
+        self.cache.add_(1)
+        return float(self.cache.sum())
+
+    def from_class(self) -> float:
+        _Stateful.calls += 1
+        return float(_Stateful.calls)
+
+    def from_closure(self) -> float:
+        return self.closure()
+
+    def from_file(self) -> float:
+        return _count()
+
+    def from_count(self) -> float:
+        return float(next(self.count))
+
+    def from_lock(self) -> float:
+        with self.lock:
+            self.holder.n += 1
+        return float(self.holder.n)
+
+
+for _place in ("numpy", "python", "torch", "holder", "cache", "class", "closure", "file", "count", "lock"):
+
+    @program(f"bad_step_with_state_in_{_place}", "state")
+    def state_in(seed: int, place: str = _place) -> Program:
+        global _total
+        _calls[0], _total, _Stateful.calls = 0, 0.0, 0
+        model = _Stateful(place)
+
+        def loss(i: int) -> torch.Tensor:
+            out = model(batch(i) * (NAN if i in (2, 4) else 1))
+            return out.nan_to_num().square().mean() + (NAN if i == 4 else 0)
+
+        def step(i: int) -> Any:
+            optimizer.zero_grad()
+            value = loss(i)
+            value.backward()
+            if i not in (2, 4):
+                optimizer.step()
+            return value
+
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        return Program([model], [optimizer], step, steps=8)
+
+
+@program("all_activations_die_by_counting_alone", "lifetimes")
+def counted_alone(seed: int) -> Program:
+    """With the collector off, what a step made is gone when the step is: nothing in a cycle, nothing held."""
+    import gc
+
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    alive: list[Any] = []
+
+    def step(i: int) -> Any:
+        made: list[Any] = []
+        handles = [m.register_forward_hook(lambda m, a, out: made.append(weakref.ref(out))) for m in model]
+        value = model(batch(i)).square().mean()
+        made.append(weakref.ref(value))
+        value.backward()
+        made += [weakref.ref(p.grad) for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        number = float(value.detach())
+        del value
+        for handle in handles:
+            handle.remove()
+        alive.append([ref() is not None for ref in made])
+        return number
+
+    made = Program([model], [optimizer], step, extra=lambda: alive)
+
+    def loop(watch: Any) -> None:
+        gc.disable()
+        try:
+            for i in range(5):
+                with watch.step(i):
+                    made.see(step(i))
+        finally:
+            gc.enable()
+
+    made.loop = loop
+    return made
+
+
+@program("weak_keys_for_every_tensor", "lifetimes")
+def weak_keys(seed: int) -> Program:
+    from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
+
+    model = mlp()
+    known: Any = WeakTensorKeyDictionary()
+    modules: Any = WeakIdKeyDictionary()
+    sizes: list[int] = []
+
+    def loss(i: int) -> torch.Tensor:
+        x = model[0](batch(i))
+        y = model[2](model[1](x))
+        for tensor in (x, y, *model.parameters()):
+            known[tensor] = i
+        for module in model.modules():
+            modules[module] = i
+        sizes.append(len(known))
+        return y.square().mean()
+
+    def extra() -> Any:
+        return sizes, len(known), len(modules)
+
+    return training(model, loss, extra=extra)
+
+
+@program("storage_is_taken_away_after_forward", "lifetimes")
+def storage_taken(seed: int) -> Program:
+    """The input's memory is given back between forward and backward, as some offloaders do."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh())
+
+    def loss(i: int) -> torch.Tensor:
+        x = batch(i)
+        out = model(x)
+        kept = x.clone()
+        x.untyped_storage().resize_(0)
+        out.register_hook(lambda g: (x.untyped_storage().resize_(kept.untyped_storage().nbytes()), x.data.copy_(kept), None)[2])
+        return out.square().mean()
+
+    return training(model, loss)
+
+
+@program("inputs_are_overwritten_after_forward", "lifetimes")
+def inputs_overwritten(seed: int) -> Program:
+    """One buffer for every batch, filled anew while the step still runs; the bad step comes later."""
+    model = mlp()
+    buffer = torch.zeros(4, 8)
+
+    def loss(i: int) -> torch.Tensor:
+        with torch.no_grad():
+            buffer.data.copy_(batch(i) * (NAN if i == 3 else 1))
+        out = model(buffer.clone())
+        buffer.data.fill_(1e30)
+        return out.square().mean()
+
+    return training(model, loss, steps=6, extra=lambda: buffer)
+
+
 BAD_LOSS, BAD_GRADIENT = (2, 5), 4
 
 
@@ -51,7 +249,7 @@ def _given(i: int) -> torch.Tensor:
     return batch(i) * (NAN if i in BAD_LOSS else 1)
 
 
-def _sick(model: nn.Module, extra: Callable[[], Any] | None = None, optimizer: Any = None) -> Program:
+def _with_bad_steps(model: nn.Module, extra: Callable[[], Any] | None = None, optimizer: Any = None) -> Program:
     """Two steps with a bad loss and one with bad gradients, which are not taken."""
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
 
@@ -83,17 +281,14 @@ def _effect(name: str) -> Callable[[Any], Any]:
     """`make() -> (effect, what it has led to)`."""
 
     def register(make: Callable[[], tuple[Callable[[torch.Tensor], float], Callable[[], Any]]]) -> Any:
-        @program(f"sixth_forward_{name}", "sixth effects")
+        @program(f"forward_{name}", "effects")
         def built(seed: int) -> Program:
             effect, seen = make()
-            return _sick(Effect(effect), seen)
+            return _with_bad_steps(Effect(effect), seen)
 
         return make
 
     return register
-
-
-# ---- what a forward does besides computing ----
 
 
 class Counts(io.TextIOBase):
@@ -105,7 +300,7 @@ class Counts(io.TextIOBase):
         return len(text)
 
 
-@program("sixth_forward_prints", "sixth effects")
+@program("forward_prints", "effects")
 def prints(seed: int) -> Program:
     out, calls = Counts(), [0]
 
@@ -114,7 +309,7 @@ def prints(seed: int) -> Program:
         print("calls so far", calls[0])
         return 0.0
 
-    made = _sick(Effect(effect), lambda: [out.lines, calls])
+    made = _with_bad_steps(Effect(effect), lambda: [out.lines, calls])
 
     def loop(watch: Any) -> None:
         before, sys.stdout = sys.stdout, out  # type: ignore[assignment]
@@ -140,7 +335,7 @@ class Handles(logging.Handler):
 
 @_effect("logs")
 def logs() -> Any:
-    handler, logger = Handles(), logging.Logger("sixth")
+    handler, logger = Handles(), logging.Logger("effects")
     logger.addHandler(handler)
 
     def effect(x: torch.Tensor) -> float:
@@ -213,7 +408,7 @@ def environment() -> Any:
 
 @_effect("counts_in_a_variable_of_a_context")
 def context() -> Any:
-    variable: contextvars.ContextVar[int] = contextvars.ContextVar("sixth", default=0)
+    variable: contextvars.ContextVar[int] = contextvars.ContextVar("effects", default=0)
 
     def effect(x: torch.Tensor) -> float:
         variable.set(variable.get() + 1)
@@ -350,7 +545,7 @@ class _Right(Effect):
     pass
 
 
-@program("sixth_forward_changes_its_class", "sixth effects")
+@program("forward_changes_its_class", "effects")
 def changes_class(seed: int) -> Program:
     calls: list[str] = []
 
@@ -360,10 +555,10 @@ def changes_class(seed: int) -> Program:
         return len(calls)
 
     model: Any = _Left(effect)
-    return _sick(model, lambda: [calls, type(model).__name__])
+    return _with_bad_steps(model, lambda: [calls, type(model).__name__])
 
 
-@program("sixth_forward_registers_for_the_end", "sixth effects")
+@program("forward_registers_for_the_end", "effects")
 def registers(seed: int) -> Program:
     """At the end of the process, at the death of an activation, and with the garbage collector."""
     died: list[int] = []
@@ -381,10 +576,10 @@ def registers(seed: int) -> Program:
         atexit.unregister(at_end)
         return [died, before - atexit._ncallbacks()]
 
-    return _sick(Effect(effect), seen)
+    return _with_bad_steps(Effect(effect), seen)
 
 
-@program("sixth_memory_bank_that_backward_needs", "sixth effects")
+@program("memory_bank_that_backward_needs", "effects")
 def bank(seed: int) -> Program:
     """A tensor that is no buffer is written in forward before it is used: backward checks that nobody has written since."""
 
@@ -400,138 +595,10 @@ def bank(seed: int) -> Program:
             return self.last(x @ self.rows["all"])
 
     model = Bank()
-    return _sick(model, lambda: model.rows)
+    return _with_bad_steps(model, lambda: model.rows)
 
 
-# ---- hooks where nobody looks for them ----
-
-
-@program("sixth_hooks_on_accumulating_nodes", "sixth hooks")
-def accumulating(seed: int) -> Program:
-    """The way of old wrappers: hooks on the node that adds up the gradient of a parameter, and hooks over several of them."""
-    model, calls = mlp(), []  # type: tuple[Any, list[Any]]
-    parameters = list(model.parameters())
-    nodes = [p.expand_as(p).grad_fn.next_functions[0][0] for p in parameters]  # type: ignore[union-attr]
-    for number, node in enumerate(nodes):
-        node.register_hook(lambda *given, number=number: calls.append(number))
-    register_multi_grad_hook(parameters, lambda gradients: calls.append(len(gradients)))
-    return _sick(model, lambda: [calls, len(nodes)])
-
-
-@program("sixth_hooks_of_all_modules", "sixth hooks")
-def of_all_modules(seed: int) -> Program:
-    model, calls = mlp(), []  # type: tuple[Any, list[Any]]
-    made = _sick(model, lambda: calls)
-
-    def loop(watch: Any) -> None:
-        hooks = nn.modules.module
-        handles = [
-            hooks.register_module_forward_hook(lambda m, *rest: calls.append(type(m).__name__)),
-            hooks.register_module_full_backward_hook(lambda m, *rest: calls.append("back " + type(m).__name__)),
-        ]
-        try:
-            for i in range(8):
-                with watch.step(i):
-                    made.see(made.step(i))
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    made.loop = loop
-    return made
-
-
-@program("sixth_saved_tensors_packed_and_counted", "sixth hooks")
-def packed(seed: int) -> Program:
-    """What is saved for backward goes through the program's hands, with a default around the whole step."""
-    model, calls = mlp(), [0, 0]
-
-    def pack(t: torch.Tensor) -> Any:
-        calls[0] += 1
-        return t.numpy(force=True).copy() if not isinstance(t, nn.Parameter) else t
-
-    def unpack(packed: Any) -> torch.Tensor:
-        calls[1] += 1
-        return packed if isinstance(packed, torch.Tensor) else torch.from_numpy(packed)
-
-    made = _sick(model, lambda: calls)
-    usual = made.step
-
-    def step(i: int) -> Any:
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return usual(i)
-
-    made.step = step
-    return made
-
-
-@program("sixth_checkpoint_with_draws_on_bad_steps", "sixth hooks")
-def draws(seed: int) -> Program:
-    drop, model = nn.Dropout(0.5), mlp()
-    whole = nn.ModuleList([drop, model])
-
-    class Parts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = whole
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = checkpoint(lambda x: drop(torch.tanh(x)) + torch.rand_like(x), x, use_reentrant=False)
-            return checkpoint(lambda x: model(drop(x)), x.requires_grad_(), use_reentrant=True)
-
-    return _sick(Parts())
-
-
-@program("sixth_optimizer_runs_in_hooks_of_accumulation", "sixth hooks")
-def in_accumulation(seed: int) -> Program:
-    """Each weight is updated as soon as its gradient is there, and the gradient let go."""
-    model = mlp()
-    optimizers = {id(p): torch.optim.Adam([p], 0.01) for p in model.parameters()}
-
-    def update(p: torch.Tensor) -> None:
-        if p.grad is not None and bool(p.grad.isfinite().all()):
-            optimizers[id(p)].step()
-        p.grad = None
-
-    handles = [p.register_post_accumulate_grad_hook(update) for p in model.parameters()]
-
-    def step(i: int) -> Any:
-        value = _loss_of(model(_given(i)), i)
-        value.backward()
-        return value
-
-    return Program([model], list(optimizers.values()), step, steps=8, extra=lambda: len(handles))
-
-
-@program("sixth_states_with_hooks_and_steps_taken_back", "sixth hooks")
-def taken_back(seed: int) -> Program:
-    """A step that went wrong is undone from the state of one before, whose loading and saving is heard by hooks."""
-    model, calls = mlp(), []  # type: tuple[Any, list[Any]]
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    optimizer.register_state_dict_post_hook(lambda o, state: calls.append("saved"))
-    optimizer.register_load_state_dict_pre_hook(lambda o, state: calls.append("loaded"))
-    optimizer.register_step_pre_hook(lambda o, args, kwargs: calls.append("step"))
-    kept: list[Any] = []
-
-    def step(i: int) -> Any:
-        optimizer.zero_grad()
-        value = _loss_of(model(_given(i)), i)
-        value.backward()
-        optimizer.step()
-        if i in (*BAD_LOSS, BAD_GRADIENT):
-            weights, state = pickle.loads(kept[-1])
-            model.load_state_dict(weights)
-            optimizer.load_state_dict(state)
-        kept.append(pickle.dumps((model.state_dict(), optimizer.state_dict())))
-        return value
-
-    return Program([model], [optimizer], step, steps=8, extra=lambda: calls)
-
-
-# ---- inputs, weights and what lies in memory ----
-
-
-@program("sixth_batches_die_when_they_are_let_go", "sixth memory")
+@program("batches_die_when_they_are_let_go", "memory")
 def batches_die(seed: int) -> Program:
     """Inputs of several kinds, each asked behind backward whether anybody still has it."""
     model, notes = mlp(), []  # type: tuple[Any, list[Any]]
@@ -554,7 +621,7 @@ def batches_die(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=6, extra=lambda: notes)
 
 
-@program("sixth_static_buffers_are_filled_between_passes", "sixth memory")
+@program("static_buffers_are_filled_between_passes", "memory")
 def static_buffers(seed: int) -> Program:
     """As a captured graph has them: inputs, outputs and gradients stay where they are, and are written over."""
     model = mlp()
@@ -577,7 +644,7 @@ def static_buffers(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=8)
 
 
-@program("sixth_weights_given_from_outside", "sixth memory")
+@program("weights_given_from_outside", "memory")
 def from_outside(seed: int) -> Program:
     """The model's own weights are never used: each call is given others, an ensemble of them at times."""
     from torch.func import functional_call, stack_module_state, vmap
@@ -601,7 +668,7 @@ def from_outside(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=8, extra=lambda: weights)
 
 
-@program("sixth_weights_swapped_between_the_passes", "sixth memory")
+@program("weights_swapped_between_the_passes", "memory")
 def swapped(seed: int) -> Program:
     """Weights are exchanged for those of an average between forward and backward, and back, by swapping and by `.data`."""
     model = mlp()
@@ -629,7 +696,7 @@ def swapped(seed: int) -> Program:
     return Program([model], [optimizer], step, steps=8, extra=lambda: average)
 
 
-@program("sixth_gradients_switched_on_and_off_in_forward", "sixth memory")
+@program("gradients_switched_on_and_off_in_forward", "memory")
 def switched(seed: int) -> Program:
     """Which weights learn is decided inside forward, by turns, and the grad mode is left other than it was found."""
 
@@ -648,10 +715,10 @@ def switched(seed: int) -> Program:
             torch.manual_seed(self.turn)
             return self.last(F.dropout(self.first(x)))
 
-    return _sick(Turns())
+    return _with_bad_steps(Turns())
 
 
-@program("sixth_mapped_weights_and_foreign_inputs", "sixth memory")
+@program("mapped_weights_and_foreign_inputs", "memory")
 def mapped_weights(seed: int) -> Program:
     """Weights lie in a file that is mapped, inputs in memory of Python that is taken away as soon as it is free."""
     model = mlp()
@@ -693,166 +760,7 @@ def mapped_weights(seed: int) -> Program:
     return made
 
 
-# ---- Python around the step ----
-
-
-@program("sixth_profilers_of_python_and_torch_around_a_step", "sixth python")
-def profilers(seed: int) -> Program:
-    """cProfile-like counting of the program's own functions, and torch's profiler with stacks, schedules and callbacks."""
-    model, calls = mlp(), []  # type: tuple[Any, collections.Counter[str]]
-    calls = collections.Counter()
-    here = __file__
-
-    def count(frame: Any, event: str, arg: Any) -> None:
-        if event == "call" and frame.f_code.co_filename == here:
-            calls[frame.f_code.co_name] += 1
-
-    made = _sick(model, lambda: dict(calls))
-
-    def loop(watch: Any) -> None:
-        ready: list[int] = []
-        schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=2)
-        with torch.profiler.profile(schedule=schedule, with_stack=True, on_trace_ready=lambda p: ready.append(p.step_num)) as one:
-            for i in range(8):
-                sys.setprofile(count)
-                try:
-                    with watch.step(i):
-                        value = made.step(i)
-                finally:
-                    sys.setprofile(None)
-                made.see(value)
-                one.step()
-        made.seen.append(ready)
-
-    made.loop = loop
-    return made
-
-
-@program("sixth_functions_handled_by_a_mode_on_bad_steps", "sixth python")
-def function_mode(seed: int) -> Program:
-    """A mode of the program's own, on only inside forward, counts functions and replaces one of them."""
-    calls: collections.Counter[str] = collections.Counter()
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            calls[getattr(func, "__name__", "")] += 1
-            out = func(*args, **(kwargs or {}))
-            return out * 2 if func is F.linear else out
-
-    class Moded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with Mode():
-                return self.inner(x)
-
-    return _sick(Moded(), lambda: dict(calls))
-
-
-class Tagged(nn.Parameter):
-    """A parameter of a class of its own, with a memory of how often it was used."""
-
-    used: int
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = super().__torch_function__(func, types, args, kwargs or {})
-        if func is F.linear:
-            for one in args:
-                if isinstance(one, Tagged):
-                    one.used = getattr(one, "used", 0) + 1
-        return out
-
-
-@program("sixth_parameters_remember_their_uses", "sixth python")
-def tagged(seed: int) -> Program:
-    model = mlp()
-    for part in (model[0], model[2]):
-        part.weight = Tagged(part.weight.detach())
-    return _sick(model, lambda: [getattr(p, "used", 0) for p in model.parameters()])
-
-
-@program("sixth_step_inside_an_executor_and_its_context", "sixth python")
-def in_executor(seed: int) -> Program:
-    """Forward runs in a pool's thread under a copied context, backward in the main one; futures carry the loss."""
-    import concurrent.futures
-
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    made = Program([model], [optimizer], lambda i: None)
-
-    def loop(watch: Any) -> None:
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            for i in range(8):
-                with watch.step(i):
-                    optimizer.zero_grad()
-                    context = contextvars.copy_context()
-                    value = pool.submit(context.run, lambda i=i: _loss_of(model(_given(i)), i)).result()
-                    if i % 2:
-                        value.backward()
-                    else:
-                        pool.submit(value.backward).result()
-                    if i not in (*BAD_LOSS, BAD_GRADIENT):
-                        optimizer.step()
-                made.see(value)
-
-    made.loop = loop
-    return made
-
-
-@program("sixth_named_and_lazy_parts_that_settle_on_a_bad_step", "sixth python")
-def lazy(seed: int) -> Program:
-    """A part is made when it is first called, at a step that goes wrong; hooks of lazy modules take themselves away."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.Identity(), nn.Linear(8, 4))
-
-    def loss(i: int) -> torch.Tensor:
-        if i == BAD_LOSS[0]:
-            torch.manual_seed(5)
-            model[1] = nn.LazyLinear(8)
-        value = _loss_of(model(_given(i)), i)
-        optimizer.param_groups[0]["params"] = list(model.parameters())
-        return value
-
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-
-    def step(i: int) -> Any:
-        optimizer.zero_grad()
-        value = loss(i)
-        value.backward()
-        if i not in (*BAD_LOSS, BAD_GRADIENT):
-            optimizer.step()
-        return value
-
-    return Program([model], [optimizer], step, steps=8)
-
-
-@program("sixth_bad_steps_in_channels_last_and_autocast", "sixth python")
-def channels_last(seed: int) -> Program:
-    """Strides of weights, gradients and outputs are those of the program, on bad steps too."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.SiLU(inplace=True), nn.Conv2d(8, 4, 3, stride=2))
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-    strides: list[Any] = []
-
-    def step(i: int) -> Any:
-        optimizer.zero_grad(set_to_none=i % 2 == 0)
-        x = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16):
-            out = model(x * (NAN if i in BAD_LOSS else 1))
-        strides.append([out.stride()])
-        value = _loss_of(out.float(), i)
-        value.backward()
-        strides[-1] += [p.grad.stride() for p in model.parameters()]
-        if i not in (*BAD_LOSS, BAD_GRADIENT):
-            optimizer.step()
-        return value
-
-    return Program([model], [optimizer], step, steps=8, extra=lambda: strides)
-
-
-@program("sixth_updates_in_place_that_overflow", "sixth memory")
+@program("updates_in_place_that_overflow", "memory")
 def overflowing(seed: int) -> Program:
     """FP32 weights and a running sum of which one number becomes infinite, in place: the others are moved once, as ever."""
     model = nn.Linear(8, 4)
