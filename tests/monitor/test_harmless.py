@@ -760,6 +760,34 @@ def test_in_strict_mode_a_mistake_of_ours_is_raised(monkeypatch):
         steps_of(model, nanny, optimizer, 3)
 
 
+class OwnRate(torch.optim.Optimizer):
+    """Chooses its rate by itself, as Adafactor does, and keeps a tensor where others keep a dictionary."""
+
+    def __init__(self, params: Any, **groups: Any) -> None:
+        super().__init__(params, {"lr": None, "eps": (1e-30, 1e-3), "betas": (None, "0.9"), "weight_decay": None, **groups})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            self.state[p] = p.grad.square()
+            p -= 0.01 * p.grad
+
+
+@pytest.mark.parametrize("rate", [None, "auto", abs])
+def test_an_optimizer_that_chooses_its_rate_itself_is_watched_like_any_other(rate, recwarn):
+    model, batch = mlp(), regression()
+    optimizer = OwnRate(model.parameters(), lr=rate)
+    with MixedPrecisionNanny(model, optimizer, output_dir=None) as nanny:
+        for i in range(6):
+            with nanny.step(i):
+                x, y = batch(i)
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+    assert not [w for w in recwarn if w.category is NannyWarning]
+    assert above_info(nanny.findings) == []
+
+
 def test_findings_reach_the_callback_as_they_are_found():
     heard = []
     model = nn.Sequential(nn.Linear(8, 8), Apply(lambda x: torch.log(-x.abs())), nn.Linear(8, 1))

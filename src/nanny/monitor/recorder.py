@@ -148,6 +148,7 @@ class Recorder:
         self.off = True
         with contextlib.suppress(Exception):  # it is failing already
             self.close()
+        self.capture, self._scaled = None, []  # they hold the graph of a step that nobody ends any more
         self._on_failure(error)
 
     def run_hook(self, work: Callable[..., Any], *args: Any) -> None:
@@ -498,7 +499,6 @@ class Recorder:
         if capture is None or not roots or (capture.ended and capture.backwards) or capture.backwards >= MOST_BACKWARDS:
             return
         root = roots[0]
-        capture.graph = root.grad_fn
         if is_backward_compiled():
             self._forget_hooks()
         capture.synced = self.replicas is None or self.replicas.are_synced
@@ -507,6 +507,8 @@ class Recorder:
         if capture.trace is not None and not capture.backwards:
             capture.trace.first_pass = len(capture.trace.calls)
         loss_is_bad = self._note_loss(capture, root)
+        # for gradients that are bad though the loss is not; a graph keeps parameters at the size that they have
+        capture.graph = None if loss_is_bad else root.grad_fn
         if self.when_backward is not None and (loss_is_bad is not None or self.compiled):
             self.when_backward(bool(loss_is_bad), root)
         suspects = {key: name for key, name in self.parameters.items() if name in self.suspects} if self.suspects else {}
@@ -749,7 +751,7 @@ class Recorder:
         self.capture.record.stepped = True
         self.capture.stepped_by.add(id(optimizer))
         rates = [self.capture.record.lr, *map(lr_of, optimizer.param_groups)]
-        self.capture.record.lr = max((rate for rate in rates if rate is not None), default=None)
+        self.capture.record.lr = max((rate for rate in rates if rate is not None and not math.isnan(rate)), default=None)
 
 
 def _without_modes(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

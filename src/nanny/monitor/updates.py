@@ -100,7 +100,7 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     betas = group.get("betas")
     params, by_parameter = parameters_of(optimizer), states_of(optimizer)
-    kept = [by_parameter[p] for p in params if p in by_parameter]
+    kept = [state for p in params if isinstance(state := by_parameter.get(p), Mapping)]
     states = {short_dtype(s[k].dtype) for s in kept for k in _STATE_KEYS if isinstance(s.get(k), Tensor)}
     eps = group.get("eps")
     return OptimizerState(
@@ -110,7 +110,7 @@ def optimizer_state(optimizer: Optimizer) -> OptimizerState:
         lr=lr_of(group),
         eps=float(eps) if isinstance(eps, (int, float)) else None,
         beta2=float(betas[1])
-        if isinstance(betas, (tuple, list)) and len(betas) > 1 and not isinstance(betas[1], Tensor)
+        if isinstance(betas, (tuple, list)) and len(betas) > 1 and isinstance(betas[1], (int, float))
         else None,
         param_dtype=narrowest({short_dtype(p.dtype) for p in params if p.is_floating_point()}),
         state_dtype=narrowest(states),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Mapping
+from numbers import Real
 from threading import get_ident
 from typing import Any
 
@@ -160,8 +161,9 @@ def states_of(optimizer: Optimizer) -> dict[Tensor, Any]:
 
 
 def lr_of(group: Mapping[str, Any]) -> float:
+    """NaN where it is no number: on a device, or chosen by the optimizer itself."""
     lr = group.get("lr", 0.0)
-    return float(lr) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else float("nan")
+    return float(lr) if isinstance(lr, Real) or (isinstance(lr, Tensor) and lr.device.type == "cpu") else float("nan")
 
 
 def _some_of(optimizer: Optimizer) -> list[Tensor]:
