@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from .names import held_by
 from .op_stream import Op
 from .python_state import Reached
-from .storages import whole_storage
-from .tensors import gradient_of, has_storage, tensors_in
+from .storages import key_of, whole_storage
+from .tensors import answers_itself, gradient_of, has_storage, tensors_in
 
 
 class KeptState:
@@ -34,7 +34,9 @@ class KeptState:
         self._inputs = tensors_in(inputs)
         others = [t for t in self.reached.tensors if has_storage(t)]
         tensors = [t for t in (*model.parameters(), *model.buffers(), *self._inputs, *others) if t.layout == torch.strided]
-        self._protected = {t.untyped_storage()._cdata: t for t in tensors if t.device.type != "meta"}
+        # what they are made of as well: `t.data = other` is no operation
+        self._data = [(t, t if answers_itself(t) else t.detach()) for t in tensors if t.device.type != "meta"]
+        self._protected = {key_of(data): (t, data) for t, data in self._data}
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         self._names = {id(p): name for name, p in model.named_parameters()}
 
@@ -52,7 +54,7 @@ class KeptState:
             return  # gradients of sparse embeddings; weights and inputs have strides
         key = tensor.untyped_storage()._cdata
         if key in self._protected and key not in self._copies:
-            whole = whole_storage(self._protected[key].detach())
+            whole = whole_storage(self._protected[key][1].detach())
             self._copies[key] = (whole, whole.clone())
 
     def changed_parameters(self) -> list[str]:
@@ -63,7 +65,7 @@ class KeptState:
         exempt = {id(m.weight) for m in self._model.modules() if held_by(m, "max_norm") is not None}
         written = [
             self._names[id(t)]
-            for key, t in self._protected.items()
+            for key, (t, _) in self._protected.items()
             if id(t) in self._names and id(t) not in exempt and t.requires_grad and self._has_changed(key)
         ]
         replaced = [
@@ -80,7 +82,9 @@ class KeptState:
 
     def is_untouched(self) -> bool:
         """No weight, buffer, input or other thing within reach has another value than before."""
-        return self.reached.is_untouched() and not any(self._has_changed(key) for key in self._copies)
+        if not self.reached.is_untouched() or any(self._has_changed(key) for key in self._copies):
+            return False
+        return all(_memory_of(t) == _memory_of(data) for t, data in self._data)
 
     def _has_changed(self, key: int) -> bool:
         if key not in self._copies:
@@ -90,11 +94,18 @@ class KeptState:
 
     def put_back(self) -> None:
         with torch.no_grad():
+            for tensor, data in self._data:
+                if _memory_of(tensor) != _memory_of(data):
+                    tensor.data = data
             for whole, copy in self._copies.values():
                 whole.copy_(copy)
             for parameter, grad in self._grads:
                 parameter.grad = grad
         self.reached.put_back()
+
+
+def _memory_of(tensor: Tensor) -> Any:
+    return key_of(tensor), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 @contextmanager
