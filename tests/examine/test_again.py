@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 import nanny
-from nanny.examine.again import NotAgain, examine_again
+from nanny.examine.again import Again, NotAgain, examine_again
 from nanny.examine.hazards import judge
 from nanny.monitor.examiner import ExaminationPlan
+from nanny.watch import memory
 from nanny.watch.calls import ModelCalls
 from nanny.watch.effects import no_effects
 
@@ -79,6 +80,47 @@ def test_the_first_bad_operation_is_named_and_nothing_changes() -> None:
     assert ran["nonfinite"] == sum(count for order, count in wide.items() if order.isdecimal() and int(order) >= 16) > 0
     assert sum(ran.values()) == sum(wide.values()) == 6 * 16
     assert "nonfinite" not in wide
+
+
+class SlowTwin(nn.Module):
+    """Its forward moves a second set of weights by giving it other memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fast, self.slow = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for slow, fast in zip(self.slow.parameters(), self.fast.parameters()):
+            slow.data = slow.data * 0.9 + fast.data * 0.1
+        out = self.fast(x) - self.slow(x)
+        self.mean.data = out.detach().mean(0)
+        return out
+
+
+def test_what_a_forward_gives_other_memory_has_its_own_again() -> None:
+    torch.manual_seed(0)
+    model = SlowTwin()
+    calls = ModelCalls([model]).open()
+    out = model(torch.randn(6, 8))
+    before = [(t.clone(), t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers())]
+    examine_again(calls.made, [(model, "")], 0)
+    assert _same(before, [(t, t.data_ptr(), t._version) for t in (*model.parameters(), *model.buffers())])
+    calls.close()
+    out.sum().backward()
+
+
+def test_a_second_run_ends_where_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is enough when the run begins: what it makes itself is what is missing then."""
+    model = nn.Sequential(nn.Linear(8, 2048), nn.GELU(), nn.Linear(2048, 8))
+    calls = ModelCalls([model]).open()
+    out = model(torch.randn(4096, 8))
+    looks = iter([memory.ENOUGH] + [memory.ENOUGH // 2] * 50)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: next(looks))
+    with pytest.raises(NotAgain, match="64 MiB of memory are free"):
+        Again(calls.made).run()
+    calls.close()
+    out.sum().backward()
 
 
 def test_dropout_draws_the_same_numbers_again() -> None:

@@ -159,8 +159,6 @@ class Trial:
     was_bad: bool = True  # without the change, loss, outputs or gradients were not finite
     loss: float | None = None
     loss_reference: float | None = None
-    loss_start: float | None = None  # of a change of the update: before the update ...
-    loss_before: float | None = None  # ... and behind it without the change, of the same batch
     outputs_finite: bool | None = None
     output_error: float | None = None  # relative L2 of the model's outputs beside FP32
     output_change: float | None = None  # the same beside the outputs as they were
@@ -187,8 +185,6 @@ class Trial:
         """None: a little, or nobody can tell."""
         if self.moved is not None and self.moved_before is not None:
             return self.moved * HELPED > self.moved_before
-        if self.loss_start is not None:
-            return self.loss is not None and self.loss < self.loss_start
         if self.was_bad:
             far = self.gradient_error is not None and self.gradient_error > HELPED
             return None if self.is_finite and far else self.is_finite

@@ -383,7 +383,6 @@ TRIED_FOR = {  # cause -> changes of a step (examine/remedies.py) that are its r
     "update_lost": ("master_weights",),
     "weight_decay_lost": ("master_weights",),
     "data_nan": ("rows_left_out",),
-    "lr_too_high": ("shorter_update",),
     "static_loss_scale_overflow": ("smaller_scale",),
 }
 

@@ -30,8 +30,6 @@ def _outcome(trial: Trial) -> Iterator[tuple[str, ...]]:
         yield ("outputs" if trial.outputs_finite else "no outputs",)
     if trial.moved is not None and trial.moved_before is not None:
         yield "update", _share(trial.moved), _share(trial.moved_before)
-    if trial.loss is not None and trial.loss_start is not None and trial.loss_before is not None:
-        yield "lower", number(trial.loss_start), number(trial.loss), number(trial.loss_before)
     if trial.gradient_error is not None:
         before = () if trial.gradient_error_before is None else (_share(trial.gradient_error_before),)
         yield ("less" if before else "gradients", _share(trial.gradient_error), *before)

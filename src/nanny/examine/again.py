@@ -14,9 +14,8 @@ import os
 import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from torch.autograd import _unsafe_preserve_version_counter  # type: ignore[attr
 
 from ..core.examination import Examination, Trial
 from ..watch.bad_lines import MakingLine, assignment_of
-from ..watch.calls import LineCall, ModelCall, same_bits
+from ..watch.calls import LineCall, ModelCall, answered, same_bits
 from ..watch.compiler import can_uncompile, foreign_module_hooks, uncompiled
 from ..watch.digests import Digests, first_difference
 from ..watch.effects import Effect, can_be_guarded, no_effects
@@ -46,6 +45,8 @@ NamedModels = Sequence[tuple[nn.Module, str]]
 _SCALINGS = ("MulBackward0", "DivBackward0", "ToCopyBackward0")  # between the loss of a model and what is differentiated
 _MOST_SCALINGS = 4
 _MOST_NODES = 10_000
+_MADE_UNSEEN = 16 << 20  # bytes, until the memory that is left is looked at
+_TIMES_MADE = 4  # of what an operation gave has to be left for the next, and what is computed beside it
 _SMALLER = 1024.0  # a loss scale that is tried
 
 
@@ -201,7 +202,7 @@ def line_call(line: MakingLine) -> LineCall:
 def calls_to_loss(made: Sequence[ModelCall], root: Any) -> tuple[list[ModelCall], Any] | None:
     """The calls, behind them the lines of the loop that made a loss of what they gave, and that loss. `root`: the node in which
     backward began."""
-    found = assignment_of(lambda t: t.numel() == 1 and t.grad_fn is not None and is_scaled(root, t.grad_fn._sequence_nr()))
+    found = assignment_of(lambda t: t.numel() == 1 and t.grad_fn is not None and _is_scaled(root, t.grad_fn._sequence_nr()))
     if found is None:
         return None
     between = (
@@ -218,22 +219,6 @@ def goes_into(result: Any, calls: Sequence[ModelCall]) -> bool:
     """It goes into one of the calls, whole or a part of it."""
     made = {key_of(tensor) for tensor in tensors_in(result) if has_storage(tensor)}
     return any(has_storage(given) and key_of(given) in made for call in calls for given in call.passed)
-
-
-def _answer(call: ModelCall, result: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    alike = [t.shape for t in tensors_in((args, kwargs))] == [t.shape for t in call.inputs]
-    return result if alike and torch.is_grad_enabled() == call.with_grad else forward(*args, **kwargs)
-
-
-def _nothing(_: Any) -> Any:
-    return None
-
-
-def _put_back(module: nn.Module, forward: Any) -> None:
-    if forward is None:
-        del module.__dict__["forward"]
-    else:
-        module.__dict__["forward"] = forward
 
 
 def _is_bad(results: Any) -> bool | None:
@@ -261,7 +246,6 @@ class Again:
         self.results: list[Any] = []
         self.leave_out: dict[int, Tensor] = {}  # rows, by the identity of the call
         self.shrink = 1.0  # gradients from which backward begins
-        self.weights: Sequence[tuple[Tensor, Tensor]] | None = None  # and what they are in this run, which is forward only
         self._begins: list[Tensor] = []  # where the backward pass of a line ends
         self.untouched = True  # it left no trace in the model, even before all was put back
 
@@ -288,47 +272,32 @@ class Again:
             if many_processes():
                 kept.enter_context(watching(_NoCollectives(stopped)))
             kept.enter_context(watching(_OnlyPure(stopped)))
+            kept.enter_context(watching(_EnoughMemory(stopped, _device_of(self._calls))))
             kept.enter_context(watching(self.digests))
             if sanitizer is not None:
                 kept.callback(sanitizer.close)
                 sanitizer.open()
             try:
                 drawn = _random_states()
-                for weight, value in self.weights or ():
-                    weight.detach().copy_(value)
                 with (
                     self._as_written(),
-                    self._for_backward(),
                     torch._C._EnableTorchFunction(),
                     no_effects(known),
                 ):  # of its classes
                     for call in self._calls:
-                        with self._answer_calls() if isinstance(call, LineCall) else nullcontext():
+                        with self._answered() if isinstance(call, LineCall) else nullcontext():
                             self.results.append(call.make_again(*self._inputs(call)))
                         if sanitizer is not None and isinstance(call, LineCall):
                             sanitizer.note_result(self.results[-1])
                 self.untouched = all(state.is_untouched() for state in states) and _random_states() == drawn
-                if self.weights is None:
-                    with no_effects(known):
-                        self._backward(sanitizer)
+                with no_effects(known):
+                    self._backward(sanitizer)
             except (Stopped, Effect) as error:
                 stopped.append(str(error))
             except Exception as error:  # noqa: BLE001 - the program's own, and no business of the run
                 stopped.append(f"the second run raised {type(error).__name__}: {error}")
             if stopped:  # the program's code may have caught the first, and logged it, or gone on
                 raise NotAgain(stopped[0])
-
-    @contextmanager
-    def _for_backward(self) -> Iterator[None]:
-        """What forward keeps for a backward pass that never comes is not kept: it would be as much as the program's own step."""
-        if self.weights is None:
-            yield
-            return
-        torch._C._autograd._push_saved_tensors_default_hooks(_nothing, _nothing)
-        try:
-            yield
-        finally:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
 
     def _as_written(self) -> AbstractContextManager[None]:
         return uncompiled() if self.compiled else nullcontext()
@@ -355,27 +324,19 @@ class Again:
 
         return tuple(map_leaves((call.args, call.kwargs), as_now))
 
-    @contextmanager
-    def _answer_calls(self) -> Iterator[None]:
+    def _answered(self) -> AbstractContextManager[None]:
         """A model that was called once gives in a line what that call has given now: what went in may be drawn there."""
         known: dict[int, list[tuple[ModelCall, Any]]] = {}
         for call, result in zip(self._calls, self.results):
             if not isinstance(call, LineCall):
                 known.setdefault(id(call.module), []).append((call, result))
-        with ExitStack() as back:
-            for (call, result), *others in known.values():
-                if not others:
-                    back.callback(_put_back, call.module, call.module.__dict__.get("forward"))
-                    call.module.__dict__["forward"] = partial(_answer, call, result, call.module.forward)
-            yield
+        return answered([pairs[0] for pairs in known.values() if len(pairs) == 1])
 
     def _as_now(self, before: Tensor) -> Tensor:
         with outside_program():
             for call, result in zip(self._calls, self.results):
                 position = call.position_of(before)
-                if position is not None and (
-                    not isinstance(call, LineCall) or self.weights is not None or call.gave_same_bits(result)
-                ):
+                if position is not None and (not isinstance(call, LineCall) or call.gave_same_bits(result)):
                     return tensors_in(result)[position]
         return before
 
@@ -407,7 +368,7 @@ class Again:
                 if not output.requires_grad:
                     continue
                 node = call.nodes[i] if i < len(call.nodes) else -1
-                if self.root is not None and output.numel() == 1 and is_scaled(self.root.grad_fn, node):
+                if self.root is not None and output.numel() == 1 and _is_scaled(self.root.grad_fn, node):
                     with torch.enable_grad():  # it may be asked for while gradients are clipped
                         loss = output * ((self.scale() if self.scale is not None else None) or 1.0)
                     yield loss, torch.ones_like(loss)
@@ -443,6 +404,25 @@ class _OnlyPure:
         raise Stopped(why)
 
 
+class _EnoughMemory(_OnlyPure):
+    """A second run makes once more what the program has made for its step, and holds already: it ends where room does."""
+
+    def __init__(self, stopped: list[str], device: torch.device) -> None:
+        super().__init__(stopped)
+        self._device, self._unseen = device, 0
+
+    def before(self, op: Op) -> bool:
+        return True
+
+    def after(self, op: Op, state: Any) -> None:
+        made = sum(tensor.untyped_storage().nbytes() for tensor in op.made)
+        self._unseen += made
+        if self._unseen > _MADE_UNSEEN:
+            self._unseen = 0
+            if short := shortage(self._device, _TIMES_MADE * made):
+                self.stop(short)
+
+
 class _NoCollectives(_OnlyPure):
     """A second run of one process alone must not wait for the others, who do not know of it."""
 
@@ -454,7 +434,7 @@ class _NoCollectives(_OnlyPure):
         self.stop("the model computes with tensors that several processes hold together")
 
 
-def is_scaled(node: Any, loss: int) -> bool:
+def _is_scaled(node: Any, loss: int) -> bool:
     """What is differentiated is the loss that a model computed itself, known by its number in the graph; or that, scaled."""
     for _ in range(_MOST_SCALINGS):
         if node is None or node._sequence_nr() == loss:
@@ -512,6 +492,11 @@ def _saved_tensors(node: Any) -> list[Tensor]:
     return [t for name in names if isinstance(t := kept_by(node, name), Tensor)]
 
 
+def _device_of(calls: Sequence[ModelCall]) -> torch.device:
+    devices = (t.device for call in calls for t in (*call.module.parameters(), *call.inputs))
+    return next(devices, torch.device("cpu"))
+
+
 def _obstacle(calls: Sequence[ModelCall]) -> str:
     if not calls:
         return "no call of the model was seen"
@@ -528,8 +513,7 @@ def _obstacle(calls: Sequence[ModelCall]) -> str:
         return "hooks of the program's own handle what is saved for backward"
     if foreign_module_hooks():
         return "the program has hooks on all modules, which would run a second time"
-    parameter = next(calls[0].module.parameters(), None)
-    if parameter is not None and (short := shortage(parameter.device)):
+    if short := shortage(_device_of(calls)):
         return short
     for module in (part for call in calls for part in call.module.modules()):
         if is_compiled(module) and not can_uncompile():

@@ -15,7 +15,6 @@ and, without a lane:
     master_weights  the update on a copy of 16-bit weights in FP32, which the twin of the optimizer's step is
     rows_left_out   the calls of the model again, without the rows of the batch that are not finite (examine/again.py)
     smaller_scale   backward again from smaller gradients of the outputs (examine/again.py)
-    shorter_update  the loss of the same batch behind a tenth of the update (examine/shorter.py)
 
 What cannot be followed to the end (an operator of the program's own, a layout that the kernel refuses) is not told at all.
 """

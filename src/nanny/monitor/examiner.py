@@ -39,7 +39,6 @@ from ..examine.again import (
     without_bad_rows,
 )
 from ..examine.sanitizer import Sanitizer
-from ..examine.shorter import ShorterUpdate
 from ..examine.tags import Preamble
 from ..watch.bad_lines import assignments_behind_backward
 from ..watch.calls import MOST_CALLS, ModelCall
@@ -55,7 +54,6 @@ STARTUP_SECONDS = 5.0  # until they have taken this much
 SECOND_SECONDS = 3.0  # if the first took less, the second step is examined too, whatever the time
 SHARE = 0.01  # of the time of a run, afterwards
 MOST_SUSPICIONS = 3
-MOST_SHORTER = 8  # examined steps whose update is tried shorter
 HAND_MADE_SCALE = 16.0  # a factor of the loss that is no average
 MOST_AGAIN = 2  # bad losses, and bad gradients of finite ones, whose step is made again: neither takes from the other,
 MOST_LINES = 3  # and lines of the loop, for each
@@ -219,8 +217,6 @@ class Examiner:
         self._is_through = False  # what is open goes on through networks that are not trained
         self._afterwards = False  # this step is examined when its backward pass is over
         self._explained: int | None = None  # the last step of which an examination has told the first bad number
-        self._shorter: ShorterUpdate | None = None  # of this step
-        self._shortened = 0
         self._made: list[ModelCall] = []  # in this step
         self._made_at = -1
         recorder.hears_calls = True
@@ -237,7 +233,7 @@ class Examiner:
         return examined
 
     def _wants(self, position: int) -> bool:
-        self._position, self._afterwards, self._shorter = position, False, None
+        self._position, self._afterwards = position, False
         if self._began is None:
             self._began = _now()
         if not self._always and not (self.plan.is_due(position) if self._leads() else self.plan.is_suspected):
@@ -269,20 +265,10 @@ class Examiner:
         elif self._afterwards and compiles_backward():  # of that nothing can be seen
             self._afterwards = False
             self._make_again(made, planned=True)
-        elif self._looks_on and self._tries and self._shorter is None and self._shortened < MOST_SHORTER:
-            self._shorter = ShorterUpdate.of(made, root)
-
-    @property
-    def _looks_on(self) -> bool:
-        """This step is being examined as it runs, by this thread."""
-        live = self._sanitizer
-        return live is not None and not live.has_ended and not self._is_ahead and get_ident() == self._thread
 
     def gradients_read(self) -> None:
         """Backward is over and the weights are as they were: what was called of a compiled model is made again, as it was
         written, when the plan wants it."""
-        if self._shorter is not None:
-            self._shorter.keep()
         made, planned, self._afterwards = self._made, self._afterwards, False
         if planned and made:
             self._make_again(made, planned=True)
@@ -295,13 +281,6 @@ class Examiner:
 
     def weights_changed(self) -> None:
         """No call can be made again as it was: what was passed in belongs to the program alone from here on."""
-        shorter, self._shorter = self._shorter, None
-        if shorter is not None and self._sanitizer is not None and self._looks_on:
-            self._shortened += 1
-            with self._beside_examination(self._sanitizer):
-                trial = shorter.tried()
-            if trial is not None:
-                self._sanitizer.note_trial(trial)
         self._made = []
         self._recorder.calls_since_backward()
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -54,7 +54,12 @@ def _with_held(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]
 
 
 def _copies_of(tensors: Sequence[Tensor]) -> list[tuple[Tensor | None, int]]:
-    return [(None if answers_itself(t) or t.numel() > FEW_ELEMENTS else t.detach(), t._version) for t in tensors]
+    return [(t.detach() if _is_small(t) else None, t._version) for t in tensors]
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """And dense: of others torch makes no second without a warning, or another kernel."""
+    return tensor.layout is torch.strided and not answers_itself(tensor) and tensor.numel() <= FEW_ELEMENTS
 
 
 def _outside_modes(work: Callable[..., T], *args: Any) -> T:
@@ -117,10 +122,6 @@ class ModelCall:
         return unwrap(self._called)
 
     @property
-    def with_grad(self) -> bool:
-        return self._grad
-
-    @property
     def of_compiled(self) -> bool:
         """The model, or a part of it, was compiled."""
         return is_compiled(self._called) or any(map(is_compiled, self.module.modules()))
@@ -133,6 +134,11 @@ class ModelCall:
     def passed(self) -> list[Tensor]:
         """The program's own tensors, where it still has them."""
         return [own if (own := ref()) is not None else held for ref, held in zip(self._passed, self.inputs)]
+
+    def is_alike(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Another call, with inputs of the same shapes, under the same setting."""
+        alike = [t.shape for t in tensors_in((args, kwargs))] == [t.shape for t in self.inputs]
+        return alike and torch.is_grad_enabled() == self._grad
 
     def has_unwritten(self, tensor: Tensor) -> bool:
         """Did it go in, and has nobody written into it since?"""
@@ -314,9 +320,22 @@ class ModelCalls:
         return call
 
 
+_answers: dict[tuple[int, int], tuple[ModelCall, Any]] = {}  # by thread and model
 _listeners: dict[type, tuple[ModelCalls, ...]] = {}
 _undo: dict[type, Callable[[], None]] = {}
 _lock = threading.Lock()
+
+
+@contextmanager
+def answered(known: Sequence[tuple[ModelCall, Any]]) -> Iterator[None]:
+    """Where this thread calls a model again in the same way, that is not done: what the call has given is given."""
+    keys = [(get_ident(), id(call._called)) for call, _ in known]
+    _answers.update(zip(keys, known))
+    try:
+        yield
+    finally:
+        for key in keys:
+            del _answers[key]
 
 
 def _listen(kind: type, one: ModelCalls) -> None:
@@ -348,6 +367,8 @@ def _wrap(kind: Any) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # a constant to the compiler, which then sees the model's own call
             return original(self)(*args, **kwargs)
+        if _answers and (answer := _answers.get((get_ident(), id(self)))) is not None and answer[0].is_alike(args, kwargs):
+            return answer[1]
         heard = [c for one in _listeners.get(kind, ()) if (c := _hear(one, self, args, kwargs)) is not None]
         out = None
         try:

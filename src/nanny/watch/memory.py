@@ -51,13 +51,13 @@ class MemoryBudget:
             _trim(0)
 
 
-def shortage(device: torch.device) -> str:
+def shortage(device: torch.device, wanted: int = 0) -> str:
     """Why nothing may be computed beside a program; empty: it may."""
-    return _too_little(free_bytes(device))
+    return _too_little(free_bytes(device), wanted)
 
 
-def _too_little(free: int) -> str:
-    return f"only {free >> 20} MiB of memory are free" if free < ENOUGH else ""
+def _too_little(free: int, wanted: int = 0) -> str:
+    return f"only {free >> 20} MiB of memory are free" if free < max(ENOUGH, wanted) else ""
 
 
 def used_bytes(device: torch.device) -> int:
