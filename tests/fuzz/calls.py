@@ -73,7 +73,7 @@ NUMBERS = (
 )
 ODD_FLAGS = ("--help", "--no-such-flag", "--db", "--format", "--=", "-x", "--db=--")
 BESIDES = re.compile(
-    r"nanny: (running the code in|正在运行|.*: skipped|.*read as latin-1|.*was checked|.*findings (are gone|written))"
+    r"nanny: (running the code in|正在运行|.*: skipped|.*read as latin-1|.*was checked|.*findings (are gone|written)|written to )"
 )
 
 
@@ -246,8 +246,8 @@ def _trouble(case: Case, code: int, out: str, err: str, before: dict[str, tuple[
         return f"code: {code}"
     # of two files that were asked for, the first may be written and said so before the second is refused
     said_so = "findings written" in err
-    keeps_what_it_read = case.argv[0] == "export" and "damaged" in err  # a damage shows when the last row has been read
-    if code == 2 and _listing(folder) != before and not (keeps_what_it_read or said_so):
+    shows_the_rest = "damaged" in err  # what can be read of a store is shown, to a file too
+    if code == 2 and _listing(folder) != before and not (shows_the_rest or said_so):
         return f"written: {sorted(set(_listing(folder).items()) ^ set(before.items()))[:3]} though refused: {err[:200]}"
     lines = [line for line in err.splitlines() if not BESIDES.match(line)]
     if code == 2 and (not lines or not lines[-1].startswith("nanny: ") or len(lines) != 1):

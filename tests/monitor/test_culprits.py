@@ -13,10 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 from training import Apply, autocast, watch
 
-from nanny import Finding, Severity
+from nanny import Finding, MixedPrecisionNanny, Severity
 from nanny.core.step import Autopsy
+from nanny.diagnose.choose import diagnoses_of
 from nanny.monitor.loss_graph import first_nonfinite, hidden_nonfinite
 
 FP16 = torch.float16
@@ -253,3 +255,21 @@ def test_a_division_by_exactly_nothing_is_told_from_what_it_kept(labelled):
     found = first_nonfinite(loss / 1, {id(layer.weight): "weight"})
     assert found is not None
     assert found.by_zero is (labelled == 0)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_batch_is_blamed_for_what_was_added_only_if_that_is_read_from_it(is_read):
+    """The graph has kept neither operand; a number of the batch that nobody reads may be bad as well."""
+    model, bad = nn.Linear(4, 1), torch.tensor([math.nan])
+    rows = [{"x": torch.ones(4), "y": torch.zeros(1), "unused": torch.ones(2)} for _ in range(6)]
+    rows += [{"x": torch.ones(4), "y": bad if is_read else torch.zeros(1), "unused": bad.repeat(2)} for _ in range(2)]
+    shift = torch.zeros(1)
+    with MixedPrecisionNanny(model, SGD(model.parameters(), 0.01), output_dir=None) as nanny:
+        for i, batch in enumerate(DataLoader(rows, batch_size=2)):
+            if i == 3 and not is_read:
+                shift = bad
+            with nanny.step(i):
+                x, y = batch["x"], batch["y"]
+                (model(x) + y - shift).square().mean().backward()
+    found = diagnoses_of(nanny.evidence())[0]
+    assert (found.cause, found.confidence > 0.9) == ("data_nan", is_read)

@@ -156,6 +156,7 @@ class Autopsy:
     size: float | None = None  # largest magnitude of the operation's result in FP32, where it could be computed again
     by_zero: bool = False  # a division, in FP32 or wider, by what is exactly 0
     takes_in: bool = False  # one of its operands has no maker in the graph: the batch, or what the program computed
+    count: int = 0  # of the numbers that the operation gives, where that operand was taken in
     is_factor: bool = False  # it has no gradient, and the batch is not all that may be: the program computes such, too
     variable: str = ""  # of the program, that holds it, and the line that made it of finite numbers
     file: str = ""

@@ -147,7 +147,8 @@ def taken_in(met: Autopsy, drawn: Sequence[Tensor]) -> Autopsy | None:
     if made is not None:
         line = {"variable": made.variable, "file": made.file, "line": made.line, "source": made.source}
         return replace(met, from_data=False, is_factor=True, sure=True, takes_in=False, **line)  # type: ignore[arg-type]
-    if bad_from_outside({}, drawn) is not None:
+    # a batch may be bad where nobody reads it: what is added fits into the result
+    if bad_from_outside({}, [t for t in drawn if not met.count or (t.numel() and met.count % t.numel() == 0)]) is not None:
         return replace(met, from_data=True, is_factor=False, sure=True)
     return replace(met, from_data=True, is_factor=True) if met.is_factor or reads_bad() else None
 
@@ -290,8 +291,10 @@ def _autopsy_of(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any
     inside = parameters[id(weights[0])] if weights else ""
     after, by_zero = _nearest(maker, parameters), _divides_by_zero(maker)
     takes_in = result is None and _op(maker) in SHIFTS & ADDITIVE and any(n is None for n, _ in maker.next_functions)
+    made = getattr(maker, "_input_metadata", ()) if takes_in else ()
     return Autopsy(
-        op=_op(maker), inside=inside, after=after, weight=poisoned, sure=sure, by_zero=by_zero, takes_in=takes_in, **seen
+        op=_op(maker), inside=inside, after=after, weight=poisoned, sure=sure, by_zero=by_zero, takes_in=takes_in,
+        count=math.prod(made[0].shape) if made else 0, **seen
     )  # fmt: skip
 
 
