@@ -179,7 +179,13 @@ def render(report: Report, options: argparse.Namespace, colour: bool, width: int
         findings = errors_first(fold(findings, "REGION_DEPRECATED"))
     if form == "text":
         lines, whys = (_lines_of_chains(report), _whys(findings, lang)) if options.explain else (report.lines, None)
-        parts = (render_text(findings, lines, colour, width, whys, lang), _ending(report, options, lang))
+        in_full = [f for f in findings if whys is not None or f.severity > Severity.INFO]
+        remarks = [in_language(f, lang) for f in findings[len(in_full) :]]
+        parts = (
+            render_text(in_full, lines, colour, width, whys, lang),
+            render_concise(remarks, colour),
+            _ending(report, options, lang),
+        )
         return "\n\n".join(part for part in parts if part)
     if form == "concise":
         shown = render_concise([in_language(finding, lang) for finding in findings], colour)
@@ -313,7 +319,7 @@ def _parser() -> argparse.ArgumentParser:
         "--select",
         action="append",
         metavar="CODES",
-        help="only these codes, or beginnings of codes (SCALER,NUM_EPS); EXTRA: those that are off by default; ALL",
+        help="only these codes, or beginnings of codes (SCALER,NUM_EPS)",
     )
     add("--ignore", action="append", metavar="CODES", help="not these, in addition to those of pyproject.toml")
     add("--exclude", action="append", metavar="PATTERNS", help="files and folders to leave out")

@@ -24,7 +24,6 @@ from typing import Any
 from ..core.finding import Finding, NannyError
 from ..core.formats import format_of
 from ..core.regular_files import parsed_toml, read_regular
-from .registry import EXTRA, extra_codes
 from .suppress import selects
 from .walk import matches_path
 
@@ -37,7 +36,7 @@ KEYS = ("select", "ignore", "per-file-ignores", "exclude", "device", "amp-dtype"
 @dataclass(frozen=True)
 class Config:
     root: str = ""  # the folder that patterns are relative to
-    select: tuple[str, ...] = ()  # nothing: everything but EXTRA; "": everything
+    select: tuple[str, ...] = ()  # nothing, or "": everything
     ignore: tuple[str, ...] = ()
     per_file_ignores: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exclude: tuple[str, ...] = ()
@@ -45,10 +44,7 @@ class Config:
     amp_dtype: str | None = None
 
     def wants(self, finding: Finding) -> bool:
-        if finding.code in extra_codes():
-            if {"", EXTRA, finding.code}.isdisjoint(self.select):
-                return False
-        elif self.select and not selects(finding.code, self.select):
+        if self.select and not selects(finding.code, self.select):
             return False
         if selects(finding.code, self.ignore):
             return False
@@ -114,7 +110,7 @@ def known_codes(patterns: Iterable[str], where: str = "") -> tuple[str, ...]:
 
     known = checker_codes()
     for pattern in out:
-        if pattern in ("ALL", EXTRA):
+        if pattern == "ALL":
             continue
         if not pattern or not any(code.startswith(pattern) for code in known):
             raise NannyError(f"{where}no rule is called {pattern!r}{nearest(pattern, known)}; `nanny rule` lists all")

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.finding import Link, Severity
 from ..core.registry import import_all
-from .credit import is_off_by_default
 
 if TYPE_CHECKING:
     from ..core.limits import Limits
@@ -33,7 +32,7 @@ class Hit:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[Link, ...] = ()  # an ERROR needs one: where it begins, each step, the use
     unknown: str = ""  # the link that is not known: then this is at most a WARNING, of most rules a remark, and says "possible"
-    is_proven: bool = False  # all of it is in sight, and torch itself decides: told as loud as the rule, whatever that has earned
+    is_proven: bool = False  # what comes of it follows from the chain alone: told as loud as it says, earned or not
     mistake: Hashable = None  # hits that share one are one mistake, told once
 
 
@@ -41,29 +40,20 @@ class Hit:
 class CheckRule:
     code: str
     severity: Severity
-    family: str
     function: Callable[..., Iterable[Hit]]
     doc: str
     on: str = "event"
     ops: tuple[str, ...] = ()
 
 
-EXTRA = "EXTRA"  # the family that is off unless selected
-OPT_IN = "\n\nOnly with `--select EXTRA` (or this code): no finding of it on code of strangers has been right yet."
 _RULES: dict[str, list[CheckRule]] = {}
 
 
 def rule(code: str, severity: Severity, *ops: str, on: str = "event") -> Callable[[Any], Any]:
-    """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for.
-
-    Rules that have only been wrong on code of strangers (`credit.py`) run for who asks for them.
-    """
-    extra = is_off_by_default(code)
+    """Enters the decorated generator as (a part of) rule `code`; `ops` are the operations an event rule is called for."""
 
     def enter(function: Callable[..., Iterable[Hit]]) -> Callable[..., Iterable[Hit]]:
-        doc = cleandoc(function.__doc__ or "") + (OPT_IN if extra else "")
-        family = EXTRA if extra else code.partition("_")[0]
-        _RULES.setdefault(code, []).append(CheckRule(code, severity, family, function, doc, on, ops))
+        _RULES.setdefault(code, []).append(CheckRule(code, severity, function, cleandoc(function.__doc__ or ""), on, ops))
         return function
 
     return enter
@@ -86,11 +76,6 @@ def all_rules() -> dict[str, CheckRule]:
     """Every rule by code; where a code has several functions, the one that carries its page."""
     _load()
     return {code: next((r for r in parts if r.doc), parts[0]) for code, parts in sorted(_RULES.items())}
-
-
-@cache
-def extra_codes() -> frozenset[str]:
-    return frozenset(code for code, entry in all_rules().items() if entry.family == EXTRA)
 
 
 @cache

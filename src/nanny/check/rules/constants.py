@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
@@ -52,14 +51,14 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
     kind = _FORMATS[tensor.dtype]
     if not kind.overflow_at <= abs(number.const) < float("inf"):
         return
-    raises = event.op in FILLING_FUNCTIONS
     yield Hit(
         event.node,
         f"{number.const:.4g} does not fit {tensor.dtype} (largest {kind.max:.5g}): {tensor.why}",
         "use torch.finfo(tensor.dtype).min, or mask in float32",
-        Severity.ERROR if raises else Severity.WARNING,
+        Severity.WARNING,
         chain=(*half_links(tensor, event.file), link(event, f"{number.const:.4g} is put into it")),
         unknown=unknown_link(tensor, event.file),
+        is_proven=event.op in FILLING_FUNCTIONS,  # torch raises
     )
 
 
@@ -135,7 +134,6 @@ def eps_underflow(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{eps.const:g} is 0 in fp16: {tensor.why}",
         "compute this in float32 (x.float()), or use an eps of at least 1e-4 here",
-        None if view.is_training() else Severity.INFO,
         unknown=unknown_link(tensor, event.file),
     )
 
@@ -178,7 +176,7 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the largest value is small.
     """
     if event.op in ("einsum", "matmul", "outer"):
-        yield from _positions_in_product(event, view)
+        yield from _positions_in_product(event)
         return
     if event.op in _INDEX:
         yield from _half_index(event)
@@ -211,7 +209,8 @@ def positions_in_half(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"whole numbers are put into {kind}, which counts exactly only to {limit}",
         "keep them integer or float32 and cast the result of the computation",
-        severity=None if counted is not None else Severity.INFO,  # whole numbers of unknown size may be class labels
+        chain=(link(event, f"{kind} from here on"),),
+        is_proven=counted is not None and (largest is not None or _is_clock(counted)),  # the code says that they go too far
     )
 
 
@@ -229,6 +228,7 @@ def _half_index(event: Event) -> Iterator[Hit]:
         "cast the floating-point tensors of a batch only, and leave ids integer",
         chain=(cast, link(event, f"{event.op} takes whole numbers only")),
         unknown=unknown_link(index, event.file),
+        is_proven=True,
     )
 
 
@@ -249,6 +249,7 @@ def _beyond_the_range(event: Event) -> Iterator[Hit]:
             "since the cast",
             "divide in float32 first, then cast",
             chain=(cast, link(event, "they are divided by their largest")),
+            is_proven=True,
         )
 
 
@@ -308,7 +309,6 @@ def _possible_key(event: Event, kind: str, limit: int) -> Iterator[Hit]:
         event.node,
         f"if the column `{key}` holds whole numbers above {limit}, {kind} does not keep them apart",
         "keep ids and times integer, or subtract their start first",
-        Severity.INFO,
     )
 
 
@@ -362,7 +362,7 @@ def _largest(value: Value) -> float | None:
     return None
 
 
-def _positions_in_product(event: Event, view: FileView) -> Iterator[Hit]:
+def _positions_in_product(event: Event) -> Iterator[Hit]:
     """Rotary angles: a product of positions and frequencies that autocast runs in half."""
     region = event.at.region
     if region is None or event.out.dtype not in HALF:
@@ -376,18 +376,8 @@ def _positions_in_product(event: Event, view: FileView) -> Iterator[Hit]:
                 event.node,
                 f"positions go through {event.op}, which {region.label_in(event.file)} runs in {event.out.dtype}",
                 "compute the angles in a block with autocast off, in float32, or by multiplication",
-                Severity.INFO if _is_made_before(event, view) else None,
             )
             return
-
-
-def _is_made_before(event: Event, view: FileView) -> bool:
-    """Whether a table is made outside autocast first, in the constructor, and within it only on a condition."""
-    owner = event.at.stack[-1].owner if event.at.stack else None
-    start = owner.find("__init__") if owner is not None else None
-    is_alike = start is not None and any(getattr(n, "attr", "") == event.op for n in ast.walk(start.node))
-    is_same = any(e.node is event.node and e.at.region is None for e in view.of(event.op))
-    return bool(event.at.guards) and (is_alike or is_same)
 
 
 def _source(value: Value, moves: frozenset[str] = SAME_VALUES | {"cast"}) -> Value:

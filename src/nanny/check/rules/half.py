@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ...core.finding import Severity
+from ...core.finding import Link, Severity
 from ...core.formats import BF16, FP16
 from ...core.ops import (
     ACCUMULATING_FUNCTIONS,
@@ -18,7 +18,7 @@ from ...core.ops import (
 )
 from ..chains import link
 from ..interpreter.guards import AMP
-from ..interpreter.objects import parameter_owners
+from ..interpreter.objects import parameter_owners, parts_of
 from ..interpreter.source import OwnClass
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.uses import bound_in
@@ -57,14 +57,25 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         return
     text = f"`{target.thing.name or 'the model'}` is cast to {kind} here and then trained"
     step = _refused_by_scaler(target.thing, event, view) if kind == "fp16" else None
+    if step is not None:
+        text = f"{text}: scaler.step() at {step.place_in(event.file)} raises ValueError on fp16 gradients"
+    kept = (link(step, "the scaler steps"),) if step is not None else _updated_as_they_are(target.thing, view)
     yield Hit(
         event.node,
-        f"{text}: scaler.step() at {step.place_in(event.file)} raises ValueError on fp16 gradients" if step is not None else text,
+        text,
         "keep the weights in float32 and use torch.autocast",
         Severity.ERROR if step is not None else None,
-        chain=(link(event, "the weights are made fp16"), link(step, "the scaler steps")) if step is not None else (),
-        is_proven=step is not None,
+        chain=(link(event, f"the weights are made {kind}"), *kept),
+        is_proven=bool(kept),
     )
+
+
+def _updated_as_they_are(model: Thing, view: FileView) -> tuple[Link, ...]:
+    """Where an optimizer of torch gets these weights, if no framework that may keep float32 ones comes between."""
+    if view.of("framework.prepare", "framework.train"):
+        return ()
+    given = (e for e in view.of("optimizer.new") if id(model) in parts_of(parameter_owners(e.arg(0))))
+    return tuple(link(e, "an optimizer updates them as they are") for e in given)[:1]
 
 
 def _refused_by_scaler(model: Thing, cast: Event, view: FileView) -> Event | None:
@@ -210,10 +221,13 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op != "from_pretrained" and _is_of_another_model(event, view):
         return
+    kept = _updated_as_they_are(value.thing, view)
     yield Hit(
         event.node,
         f"these parameters are {kind} and are trained in this file; no float32 copy is kept",
         "create or load them in float32 and let autocast run the forward pass in half",
+        chain=(link(event, f"the parameters are {kind}"), *kept),
+        is_proven=bool(kept),
         mistake=("half weights", event.file, event.line),
     )
 

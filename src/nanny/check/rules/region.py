@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from ...core.finding import Severity
-from ...core.ops import CLASS_LOSSES, CUDA_LOWER, LIKE_FUNCTIONS, LINEAR_ALGEBRA, LOSSES, PROMOTING, SHAPE
+from ...core.ops import CLASS_LOSSES, LIKE_FUNCTIONS, LINEAR_ALGEBRA, LOSSES, PROMOTING, SHAPE
 from ..chains import link, region_link
 from ..interpreter.guards import AMP
 from ..interpreter.regions import Region
@@ -76,7 +76,7 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
 
     Why: backward already uses the dtypes that forward chose; under autocast its own operations are cast once more, which
     torch advises against. Matrix products that forward ran in float32 (a block with autocast off, a function of its own) lose
-    their precision in backward: a warning where one is seen. Without them the gradients are the same bits: a remark.
+    their precision in backward; without them the gradients are the same bits.
     autocast keeps its copies of the weights until the block ends: where a loop steps inside it, no pass sees a new weight.
 
     Example:
@@ -98,7 +98,6 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
     if _is_other_way(event) or (event.op == "backward" and not is_stepped(event, view)):
         return  # autocast is off here; or a measurement of time or memory
     stale = event.op != "backward" and _keeps_old_weights(event, region, view)
-    loses = any(e.op == "custom_function" or (e.op in CUDA_LOWER and e.at.island is not None) for e in view.events)
     text = f"{what} runs inside {region.label_in(event.file)}"
     if stale:
         text = f"{text}, which stays open for all passes of the loop: each sees the weights of the first, cast once"
@@ -106,8 +105,8 @@ def backward_inside(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         text,
         "end the autocast block before this line",
-        severity=Severity.WARNING if loses or stale else Severity.INFO,
         chain=(region_link(region, event.file), link(event, f"{what} inside it")),
+        is_proven=stale,
         mistake=("inside", region.file or event.file, region.line),
     )
 
@@ -197,10 +196,12 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
             continue
         if given.kind == "device":
             text = "device_type is a torch.device object; autocast wants its name and raises"
-            yield Hit(event.node, text, "pass device.type", chain=(link(event, "autocast gets a torch.device"),))
+            chain = (link(event, "autocast gets a torch.device"),)
+            yield Hit(event.node, text, "pass device.type", Severity.WARNING, chain=chain, is_proven=True)
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
             chain = (link(event, f"autocast gets {given.const!r}"),)
-            yield Hit(event.node, f"{given.const!r} is no device type; autocast raises", 'use "cuda" or "cpu"', chain=chain)
+            text = f"{given.const!r} is no device type; autocast raises"
+            yield Hit(event.node, text, 'use "cuda" or "cpu"', Severity.WARNING, chain=chain, is_proven=True)
     for region, calls in _calls_by_region(trace).items():
         devices = {str(e.kwargs[""].const) for e in calls}
         if len(devices) == 1 and devices < DEVICE_TYPES and region.device not in devices and region.node is not None:

@@ -25,7 +25,6 @@ from .protocol import (  # fmt: skip
     first_scale,
     identifiers,
     is_disabled,
-    is_given,
     is_in_sight,
     is_scaled,
     loops_over_optimizers,
@@ -168,7 +167,8 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             "call scaler.unscale_(optimizer) first",
             chain=scaled.links(read, f"the gradient is used ({name})"),
             unknown=scaled.unknown or ("" if _is_final(event) else "what the number is used for"),
-            severity=Severity.WARNING if event.op in _SHOWN else None,
+            severity=Severity.WARNING,
+            is_proven=run_together(scaled.backward, read) and event.op not in _SHOWN,
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
 
@@ -263,7 +263,9 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                 event.node,
                 "unscale_ runs again in every pass of this loop for the same optimizer: the second raises RuntimeError",
                 "call it once, before the loop",
+                Severity.WARNING,
                 chain=(node_link(loop, event.file, "the loop begins"), link(event, "unscale_ in every pass of it")),
+                is_proven=is_in_sight(view, scaler_of(event), event.arg(1)),
             )
             continue
         for earlier in before(trace, index):
@@ -280,9 +282,10 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since: "
                     "this call raises RuntimeError",
                     "keep one unscale_ per optimizer and step, before clipping",
+                    None if is_in_sight(view, scaler_of(event), event.arg(1)) else Severity.WARNING,
                     chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
                     unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer") or doubt_of_pass(earlier, event),
-                    is_proven=run_together(earlier, event) and is_in_sight(view, scaler_of(event), event.arg(1)),
+                    is_proven=run_together(earlier, event),
                 )
                 break
 
@@ -298,7 +301,9 @@ def _unscaled_by_framework(trace: Trace) -> Iterator[Hit]:
             f"clipping unscales by itself, and the gradients are already unscaled at {earlier.place_in(clip.file)}: "
             "this call raises RuntimeError",
             "drop unscale_gradients, or read the norm that the clip gives back",
+            Severity.WARNING,
             chain=(link(earlier, "already unscaled"), link(clip, "unscaled once more by the clip")),
+            is_proven=True,
         )
 
 
@@ -455,7 +460,8 @@ def update_misplacement(trace: Trace, view: FileView) -> Iterator[Hit]:
             chain = link(event, "update() with no inf check of this step"), link(early, "the scaler steps")
             yield Hit(event.node, text, hint, Severity.ERROR, chain=chain, is_proven=True)
         elif reason:
-            yield Hit(event.node, reason, hint, None if is_given(view) else Severity.INFO)
+            is_sure = run_together(event, *mine) and is_in_sight(view, scaler_of(event), *(s.arg(1) for s in mine))
+            yield Hit(event.node, reason, hint, chain=(link(event, "update()"),), is_proven=is_sure)
 
 
 def _unchecked_step(trace: Trace, index: int, update: Event, view: FileView) -> Event | None:

@@ -167,7 +167,8 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
         value = given.get(name)
         if value is not None and name == "init_scale" and (isinstance(value.const, bool) or "switch" in value.tags):
             text = "a switch is given as init_scale, the first argument: the scale begins at 1 or 0"
-            yield Hit(event.node, text, "name it: GradScaler(enabled=...)", chain=(link(event, "init_scale gets a switch"),))
+            chain = (link(event, "init_scale gets a switch"),)
+            yield Hit(event.node, text, "name it: GradScaler(enabled=...)", chain=chain, is_proven=True)
         if value is None or not value.is_number:
             continue
         problem = setting_problem(name, value.const)
@@ -421,6 +422,7 @@ def fixed_scale_stays(trace: Trace, view: FileView) -> Iterator[Hit]:
                     "divides its gradients again: this step is as many times too large",
                     "divide each .grad by the scale before the step, or use torch.amp.GradScaler, which does",
                     chain=(link(event, "backward of the scaled loss"), link(later, "the optimizer steps")),
+                    is_proven=True,
                 )
             if later.op in _TAKES_GRADIENTS:
                 break

@@ -131,6 +131,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}): {harm}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
+            None if any(is_in_sight(view, scaler_of(e), owned) for e in trace.of("scaler.scale")) else Severity.WARNING,
             chain=(
                 link(last, "backward of the scaled loss"),
                 *((link(undone, "unscale_ of this optimizer"),) if undone else ()),
@@ -138,7 +139,7 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
                 link(event, "the optimizer steps without the scaler"),
             ),
             unknown=doubt_of_scale(last, event) or ("whether a gradient overflows at this scale" if is_held else ""),
-            is_proven=run_together(last, event) and any(is_in_sight(view, scaler_of(e), owned) for e in trace.of("scaler.scale")),
+            is_proven=run_together(last, event),
         )
 
 
@@ -215,9 +216,10 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                     event.node,
                     text,
                     "use scaler.scale(loss).backward()",
+                    None if is_in_sight(view, scaler_of(step), step.arg(1)) else Severity.WARNING,
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                     unknown="" if is_seen else "whether the scaler is switched on",
-                    is_proven=run_together(event, step) and is_in_sight(view, scaler_of(step), step.arg(1)),
+                    is_proven=run_together(event, step),
                 )
 
 
@@ -471,7 +473,6 @@ def scaler_without_autocast(view: FileView) -> Iterator[Hit]:
             event.node,
             "the loss is scaled, but nothing in this program runs in half: no autocast, no cast",
             "compute the loss under torch.autocast, or drop the scaler",
-            None if seen else Severity.INFO,
             chain=(link(made[0], "the scaler is made"), link(event, "it scales a float32 loss")),
             unknown="" if seen else "what the model does inside",
         )

@@ -12,6 +12,7 @@ from ..interpreter.torch_names import IN_FILE, TRAINERS, TRAINING_ARGUMENTS
 from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.values import Value
 from ..registry import Hit, rule
+from .protocol import run_together
 from .scaler_state import bad_settings
 
 
@@ -65,6 +66,7 @@ def both_precisions(event: Event, view: FileView) -> Iterator[Hit]:
                 f"{first} and {second} are both on",
                 "keep one: bf16 where the GPU has it (Ampere or later), else fp16",
                 chain=tuple(node_link(n, event.file, f"{name} is on") for n, name in zip(nodes, (first, second))),
+                is_proven=True,
             )
 
 
@@ -228,7 +230,9 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
                 event.node,
                 f"{name} ({made.place_in(event.file)}) has a loss scaler of its own: the loss is scaled twice",
                 f"remove this one and use {call}",
+                Severity.WARNING,
                 chain=(link(made, f"{name} scales the loss"), link(event, "a second scaler is made")),
+                is_proven=run_together(made, event),
             )
     if view.of("scaler.new"):
         return
@@ -243,7 +247,9 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
                     event.node,
                     f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: {harm}",
                     f"use {call}",
+                    Severity.WARNING,
                     chain=(link(made, f"{name} in fp16"), link(event, "backward without it")),
+                    is_proven=run_together(made, event),
                 )
 
 

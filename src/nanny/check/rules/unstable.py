@@ -49,13 +49,9 @@ def _is_beside_the_loss(event: Event, view: FileView) -> bool:
     return bool(losses) and not goes_backward(event.out, losses)
 
 
-def _unstable(event: Event, view: FileView, value: Value, text: str, hint: str) -> Hit:
-    """A warning where gradients go through; in code that only runs a model, or of what was detached and is never trained on, a
-    remark: a few lost digits do not add up."""
-    is_metric = event.arg(0).op == "detach" and _is_beside_the_loss(event, view)
-    severity = None if event.at.has_grad and view.is_training() and not is_metric else Severity.INFO
+def _unstable(event: Event, value: Value, text: str, hint: str) -> Hit:
     chain = (*half_links(value, event.file), link(event, event.op))
-    return Hit(event.node, text, hint, severity, chain=chain, unknown=unknown_link(value, event.file))
+    return Hit(event.node, text, hint, chain=chain, unknown=unknown_link(value, event.file))
 
 
 def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | None:
@@ -91,7 +87,7 @@ def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
     if event.op == "softmax" and id(event.out) in _results_logged(view, "softmax"):
         return
     text = f"{event.op} in {value.dtype}: {value.why}"
-    yield _unstable(event, view, value, text, "pass dtype=torch.float32, or cast the input with .float()")
+    yield _unstable(event, value, text, "pass dtype=torch.float32, or cast the input with .float()")
 
 
 @rule("NUM_LOG_OF_SOFTMAX", Severity.WARNING, *LOG_FUNCTIONS)
@@ -114,7 +110,7 @@ def log_of_softmax(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if not (made.is_half or (made.inputs and made.inputs[0].is_half and event.arg(0).is_half)):
         return
-    yield _unstable(event, view, made, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
+    yield _unstable(event, made, f"log of a softmax that is {made.dtype or 'half'}: {made.why}", "use log_softmax")
 
 
 @rule("NUM_LOG_OF_SIGMOID", Severity.WARNING, *LOG_FUNCTIONS, "log1p")
@@ -144,7 +140,7 @@ def log_of_sigmoid(event: Event, view: FileView) -> Iterator[Hit]:
     if made is None or not made.is_half:
         return
     text = f"log of a sigmoid that is {made.dtype}: {made.why}"
-    yield _unstable(event, view, made, text, "use logsigmoid, or binary_cross_entropy_with_logits")
+    yield _unstable(event, made, text, "use logsigmoid, or binary_cross_entropy_with_logits")
 
 
 @rule("NUM_LOGSUMEXP", Severity.WARNING, *LOG_FUNCTIONS)
@@ -230,7 +226,7 @@ def exp_half(event: Event, view: FileView) -> Iterator[Hit]:
     if id(event.out) in view.once("log of sum of exp", lambda: {id(_summed_exp(e.arg(0))) for e in view.of(*LOG_FUNCTIONS)}):
         return
     text = f"exp overflows fp16 from 11.1 on: {value.why}"
-    yield _unstable(event, view, value, text, "cast the argument with .float(), or bound it")
+    yield _unstable(event, value, text, "cast the argument with .float(), or bound it")
 
 
 def _summed_exp(value: Value) -> Value | None:
@@ -278,7 +274,7 @@ def reduce_half(event: Event, view: FileView) -> Iterator[Hit]:
         return
     what = "squares" if is_square else "values"
     text = f"{event.op} of {value.dtype} {what}: {value.why}"
-    yield _unstable(event, view, value, text, "cast with .float() first, or pass dtype=torch.float32")
+    yield _unstable(event, value, text, "cast with .float() first, or pass dtype=torch.float32")
 
 
 def _is_row_of_shares(event: Event) -> bool:
@@ -393,6 +389,8 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{event.op} does not take {value.dtype} and raises: {value.why}",
         "cast the input with .float()",
+        Severity.WARNING,
         chain=(*half_links(value, event.file), link(event, event.op)),
         unknown=unknown_link(value, event.file),
+        is_proven=True,
     )

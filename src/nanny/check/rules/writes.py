@@ -45,9 +45,10 @@ def indexed_write(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{value.dtype} values are written into a {target.dtype} tensor, which raises RuntimeError: {value.why}",
         "cast the values with .to(target.dtype)",
-        None if value.sure else Severity.INFO,  # what a call of a model gives back is only guessed, and a wrong guess runs well
+        Severity.WARNING,
         chain=(*made, *half_links(value, event.file), link(event, "they are written by index")),
         unknown=unknown_link(value, event.file),
+        is_proven=True,
     )
 
 
@@ -85,8 +86,10 @@ def numpy_of_bf16(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"numpy() of a bf16 tensor raises TypeError: {value.why}",
         "call .float() first",
+        Severity.WARNING,
         chain=(*half_links(value, event.file), link(event, "it is handed to NumPy")),
         unknown=unknown_link(value, event.file) or _doubt_of_region(value, event, view),
+        is_proven=True,
     )
 
 

@@ -86,6 +86,7 @@ def fp16_and_bf16(settings: SettingsSection) -> Iterator[Problem]:
                 last,
                 f"`{'.'.join(last)}` is on although `{'.'.join(first)}` is on too (line {settings.row(*first)})",
                 "Turn one of them off: bf16 on hardware that has it (no loss scale needed), else fp16.",
+                is_proven=True,
             )
     if settings.framework == "accelerate" and is_on(settings.get("fp16")):
         chosen = settings.get("mixed_precision")
@@ -96,6 +97,7 @@ def fp16_and_bf16(settings: SettingsSection) -> Iterator[Problem]:
                 f"`mixed_precision: bf16` and `fp16: true` contradict each other (lines {settings.row(*first)} and "
                 f"{settings.row(*last)})",
                 "Delete the old key `fp16`; `mixed_precision` alone decides.",
+                is_proven=True,
             )
 
 
@@ -154,7 +156,6 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
             + ("" if scaled else f"updates below {_lost_below(name)} of a weight are lost")
             + "; whether the launcher brings DeepSpeed or FSDP, which keep a copy, is not known",
             f"Load the weights in float32 and let `{name}: true` do the casting.",
-            _true_half_severity(key, scaled),
         )
     if is_on(settings.get("pure_bf16")):
         yield Problem(
@@ -162,12 +163,6 @@ def _trainer_true_half(settings: SettingsSection) -> Iterator[Problem]:
             f"`pure_bf16` keeps the trained weights in bf16: updates below {_lost_below('bf16')} of a weight are lost",
             "Use `bf16: true`; it computes in bf16 and keeps float32 weights.",
         )
-
-
-def _true_half_severity(key: str, is_scaled: bool) -> Severity:
-    """A settings file does not know its launcher, and `dtype` alone is a word of the program's own: it may be what the weights
-    are loaded in, or only what it computes in."""
-    return Severity.WARNING if is_scaled and key != "dtype" else Severity.INFO
 
 
 def _lost_below(name: str) -> str:

@@ -56,6 +56,7 @@ class Problem:
     message: str
     hint: str
     severity: Severity | None = None
+    is_proven: bool = False  # as of a `Hit`
 
 
 def recognise(data: Any, spans: Mapping[KeyPath, Span]) -> Iterator[SettingsSection]:

@@ -80,7 +80,7 @@ _shtab_nanny_card_defaults_added=0
 
 _shtab_nanny_check_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "*--select[only these codes, or beginnings of codes (SCALER,NUM_EPS)\; EXTRA\: those that are off by default\; ALL]:CODES:"
+  "*--select[only these codes, or beginnings of codes (SCALER,NUM_EPS)]:CODES:"
   "*--ignore[not these, in addition to those of pyproject.toml]:CODES:"
   "*--exclude[files and folders to leave out]:PATTERNS:"
   "--device[where the code runs, if it does not say so itself]:device:(cuda cpu)"
