@@ -14,7 +14,7 @@ from ..interpreter.trace import Event, FileView, Trace, can_meet
 from ..interpreter.uses import dotted_name
 from ..interpreter.values import UNKNOWN, Value, ancestors
 from ..registry import Hit, limits, rule
-from .protocol import after, is_disabled, is_given, is_in_sight, scaler_of
+from .protocol import after, is_disabled, is_given, is_in_sight, is_scaled, scaler_of
 from .training import goes_backward
 
 
@@ -274,7 +274,11 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
     When not: the checkpoint is never used to go on training; where nothing in sight loads an optimizer's state, it is a remark.
     """
     used, made = view.of("scaler.scale", "scaler.step"), view.of("scaler.new")
-    if not used or view.of("scaler.state_dict", "scaler.load_state_dict") or not is_given(view):
+    if not used:  # Accelerate keeps the scaler: its save_state would save it
+        used = [e for e in view.of("framework.backward") if is_scaled(e) and e.arg(0).ref == "accelerate"]
+    elif not is_given(view):
+        return
+    if not used or view.of("scaler.state_dict", "scaler.load_state_dict"):
         return
     if all(is_disabled(scaler_of(e), made) for e in used) or not _holds_optimizer(event.arg(0)):
         return
@@ -293,7 +297,9 @@ def scaler_not_saved(event: Event, view: FileView) -> Iterator[Hit]:
         node,
         f"the checkpoint holds the optimizer's state but not that of the scaler used at "
         f"{first.place_in(getattr(node, 'file', event.file))}: after a restart the scale begins at 65,536 again",
-        'add "scaler": scaler.state_dict(), and load it when resuming',
+        'add "scaler": scaler.state_dict(), and load it when resuming'
+        if used[0].op.startswith("scaler.")
+        else "use accelerator.save_state and load_state, or save accelerator.scaler.state_dict() as well",
         None if _may_go_on(view, event) else Severity.INFO,
         chain=(link(first, "the scaler is used"), link(event, "the checkpoint is saved without its state")),
         mistake=("not saved", *_place(held.node if held.node is not None else event.node, event)),

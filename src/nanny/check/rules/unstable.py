@@ -66,9 +66,9 @@ def _made_by(value: Value, ops: frozenset[str] | tuple[str, ...]) -> Value | Non
     return None
 
 
-@rule("NUM_SOFTMAX_HALF", Severity.WARNING, "softmax", "log_softmax")
+@rule("NUM_SOFTMAX_HALF", Severity.WARNING, "softmax", "log_softmax", "logsumexp")
 def softmax_half(event: Event, view: FileView) -> Iterator[Hit]:
-    """softmax or log_softmax runs on a half tensor that nothing promotes.
+    """softmax, log_softmax or logsumexp runs on a half tensor that nothing promotes.
 
     Why: outside CUDA autocast (a half model, CPU autocast, an island) the result is rounded to half: probabilities below
     6e-8 are 0 in fp16, and bf16 keeps 2 digits.
