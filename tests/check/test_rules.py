@@ -442,3 +442,13 @@ def alike(x):
     return (z @ z.t()).exp().sum(-1).log()
 """
     assert ("NUM_LOGSUMEXP" in codes(text)) is not is_bounded
+
+
+@pytest.mark.parametrize(("test", "severity"), [("if True:", "WARNING"), ("if args.half:", "INFO")])
+def test_a_cast_that_the_user_chooses_is_a_remark(test: str, severity: str):
+    text = (
+        f"import torch\n\n\ndef main(args, batches):\n    net = torch.nn.Linear(4, 1)\n    {test}\n        net.bfloat16()\n"
+        "    opt = torch.optim.SGD(net.parameters(), lr=0.1)\n    for x in batches:\n        opt.zero_grad()\n"
+        "        net(x).mean().backward()\n        opt.step()\n"
+    )
+    assert [(f.code, f.severity.name) for f in check_source(text, "train.py", Options())] == [("HALF_CALL", severity)]

@@ -98,7 +98,9 @@ def value_unaryop(walk: Walk, frame: Frame, node: ast.UnaryOp) -> Value:
             return replace(value, const=-value.const)
         return replace(value, op="neg", inputs=(value,), node=node) if value.kind == "tensor" else value
     if isinstance(node.op, ast.Not):
-        return constant(not value.const) if value.const is not NOTHING else Value(tags=value.tags & {"modulo"})
+        if value.const is NOTHING:
+            return Value(tags=value.tags & {"modulo"})
+        return replace(constant(not value.const), tags=value.tags & {"written"})
     return value
 
 

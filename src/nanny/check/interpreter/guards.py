@@ -172,6 +172,8 @@ def truth(frame: Frame, test: ast.expr, value: Value) -> bool | None:
     """The outcome of a test if the code itself fixes it."""
     if isinstance(test, ast.Constant):
         return bool(test.value)
+    if "written" in value.tags:
+        return bool(value.const)
     if value.is_none and "left_out" in value.tags:
         return False
     if isinstance(test, ast.Compare) and dotted_name(test.left) == "__name__":

@@ -500,6 +500,7 @@ class Interpreter:
         """Runs a function of the project with these arguments; its events go into the caller's trace."""
         if info in frame.at.stack or len(frame.at.stack) >= MAX_DEPTH:
             return UNKNOWN
+        kwargs = _with_literals(kwargs, node)
         key = (info, frame.at.regions, frame.at.has_grad, bool(frame.at.loops), signature(args, kwargs))
         known = self.memory.get(key)
         if known is not None:
@@ -591,6 +592,14 @@ class Interpreter:
         found = self.evaluate(frame, annotation) if frame.lookup(first) is not None else UNKNOWN
         owner = found.ref if found.kind == "class" and isinstance(found.ref, OwnClass) else None
         return owner if owner is not None and owner not in {f.owner for f in frame.at.stack} else None
+
+
+def _with_literals(kwargs: Kwargs, node: ast.AST) -> Kwargs:
+    """The arguments of a call, of which it writes down True or False itself: what it then does is no choice of the user's."""
+    written = {
+        k.arg for k in getattr(node, "keywords", ()) if isinstance(k.value, ast.Constant) and isinstance(k.value.value, bool)
+    }
+    return {k: replace(v, tags=v.tags | {"written"}) if k in written else v for k, v in kwargs.items()} if written else kwargs
 
 
 _STATEMENTS: dict[type[ast.AST], Callable[..., None]] = {

@@ -24,7 +24,7 @@ from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.uses import bound_in
 from ..interpreter.values import HALF, Thing, Value, ancestors
 from ..registry import Hit, rule
-from .protocol import is_in_sight, run_together
+from .protocol import is_in_sight
 from .training import goes_backward, has_master_copy, is_trained, is_tried_once, trains_after
 
 
@@ -59,7 +59,7 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     step = _refused_by_scaler(target.thing, event, view) if kind == "fp16" else None
     if step is not None:
         text = f"{text}: scaler.step() at {step.place_in(event.file)} raises ValueError on fp16 gradients"
-    kept = (link(step, "the scaler steps"),) if step is not None else _updated_as_they_are(target.thing, view)
+    kept = (link(step, "the scaler steps"),) if step is not None else _updated_as_they_are(target.thing, event, view)
     yield Hit(
         event.node,
         text,
@@ -70,11 +70,17 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
     )
 
 
-def _updated_as_they_are(model: Thing, view: FileView) -> tuple[Link, ...]:
-    """Where an optimizer of torch gets these weights, if no framework that may keep float32 ones comes between."""
+def _always_before(cast: Event, later: Event) -> bool:
+    """Whether the weights are half whenever the later event comes: whoever may choose the cast has not chosen it yet."""
+    return {*cast.at.guards} <= {*later.at.guards}
+
+
+def _updated_as_they_are(model: Thing, cast: Event, view: FileView) -> tuple[Link, ...]:
+    """Where an optimizer gets these weights, if nothing between may keep float32 ones."""
     if view.of("framework.prepare", "framework.train"):
         return ()
-    given = (e for e in view.of("optimizer.new") if id(model) in parts_of(parameter_owners(e.arg(0))))
+    made = (e for e in view.of("optimizer.new") if _always_before(cast, e))
+    given = (e for e in made if id(model) in parts_of(parameter_owners(e.arg(0))))
     return tuple(link(e, "an optimizer updates them as they are") for e in given)[:1]
 
 
@@ -83,7 +89,7 @@ def _refused_by_scaler(model: Thing, cast: Event, view: FileView) -> Event | Non
     for new in view.of("optimizer.new"):
         for step in view.of("scaler.step"):
             is_own = new.out.thing is step.arg(1).thing and set(parameter_owners(new.arg(0))) == {model}
-            if is_own and run_together(cast, step) and is_in_sight(view, step.arg(0), step.arg(1)):
+            if is_own and _always_before(cast, step) and is_in_sight(view, step.arg(0), step.arg(1)):
                 return step
     return None
 
@@ -221,7 +227,7 @@ def half_parameters_trained(event: Event, view: FileView) -> Iterator[Hit]:
         return
     if event.op != "from_pretrained" and _is_of_another_model(event, view):
         return
-    kept = _updated_as_they_are(value.thing, view)
+    kept = _updated_as_they_are(value.thing, event, view)
     yield Hit(
         event.node,
         f"these parameters are {kind} and are trained in this file; no float32 copy is kept",

@@ -89,6 +89,8 @@ def is_disabled(scaler: Value, view_events: list[Event]) -> bool:
 
 def run_together(*events: Event) -> bool:
     """Whether nothing decides between these events: one's conditions are among another's, and none waits for an error."""
+    if len({guard for e in events for guard in e.at.guards if guard[0] == AMP}) > 1:
+        return False
     taken = sorted(({guard for guard in e.at.guards if guard[0] != AMP} for e in events), key=len)
     caught = any(key.startswith("except@") for guards in taken for key, _ in guards)
     return not caught and all(one <= other for one, other in pairwise(taken))
