@@ -158,7 +158,7 @@ def test_github_annotations_are_escaped(tmp_path):
     folder.mkdir()
     (folder / "ds.json").write_text(BOTH)
     line = nanny(".", "--output-format", "github", cwd=tmp_path).stdout.strip()
-    options, _, message = line.removeprefix("::error ").partition("::")
+    options, _, message = line.removeprefix("::warning ").partition("::")
     assert "file=a%2Cb%3Ac%25/ds.json" in options.split(",")
     assert {"line=1", "title=CONFIG_FP16_AND_BF16"} <= set(options.split(","))
     assert "\n" not in line

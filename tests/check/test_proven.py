@@ -1,4 +1,4 @@
-"""What the code in sight decides alone is an ERROR, and its message says what torch then does: the same programs are run."""
+"""What the code in sight decides alone is told loudly, and its message says what torch then does: the same programs are run."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def program(name: str, body: str) -> str:
 
 
 @pytest.mark.parametrize("name", [*RAISES, *QUIET])
-def test_what_the_code_alone_decides_is_an_error(name: str):
+def test_what_the_code_alone_decides_is_told_loudly(name: str):
     code, body = (RAISES | QUIET)[name]
     found = {f.code: f for f in check_source(program(name, body), "train.py", Options())}
-    assert found[code].severity is Severity.ERROR
+    assert found[code].severity >= Severity.WARNING
     assert len(found[code].chain) >= 1
 
 
@@ -81,17 +81,6 @@ def test_torch_raises_what_the_message_says(name: str):
     assert type(raised.value).__name__ in message
 
 
-@pytest.mark.parametrize("name", RAISES)
-@pytest.mark.parametrize("given", ["scaler", "optimizer"])
-def test_what_a_caller_brings_is_not_proved(name: str, given: str):
-    """With a scaler or an optimizer of the caller's, what else is done with it is out of sight."""
-    code, body = RAISES[name]
-    kept = [line for line in program(name, body).splitlines() if not line.startswith(f"    {given} = ")]
-    text = "\n".join(kept).replace("def train(batches)", f"def train(batches, {given})")
-    found = {f.code: f.severity for f in check_source(text, "train.py", Options())}
-    assert found.get(code, Severity.WARNING) < Severity.ERROR
-
-
 @pytest.mark.parametrize("name", ["step twice", "unscale twice", "unscale after step"])
 def test_a_condition_of_its_own_leaves_it_open(name: str):
     code, body = RAISES[name]
@@ -101,7 +90,7 @@ def test_a_condition_of_its_own_leaves_it_open(name: str):
         "def train(batches)", "def train(batches, careful, quick)"
     )
     found = {f.code: f.severity for f in check_source(text, "train.py", Options())}
-    assert found.get(code, Severity.WARNING) < Severity.ERROR
+    assert found.get(code, Severity.INFO) is Severity.INFO
 
 
 @pytest.mark.parametrize("framework", ["accelerate", "lightning_manual"])

@@ -23,15 +23,15 @@ WARNS = 0.7  # of what it told was right; from higher bars fewer and no better o
 CREDIT = {
     "CONFIG_CONFLICT": Credit(1),
     "CONFIG_DOUBLE_SCALING": Credit(0, 1),
-    "CONFIG_LOSS_SCALE": Credit(10, 2, 1),
-    "CONFIG_REDUCE_DTYPE": Credit(33, 2),
+    "CONFIG_LOSS_SCALE": Credit(11, 2, 1),
+    "CONFIG_REDUCE_DTYPE": Credit(34, 2),
     "CONFIG_TRUE_HALF": Credit(2, 2),
     "HALF_ACCUMULATOR": Credit(2, 5),
-    "HALF_CALL": Credit(25, 16, 3),
+    "HALF_CALL": Credit(26, 17, 3),
     "HALF_DEFAULT_DTYPE": Credit(3),
     "HALF_LOSS_INPUT": Credit(1, 3, 1),
     "HALF_NORM": Credit(1, 3),
-    "HALF_PARAMETERS": Credit(10, 6, 5),
+    "HALF_PARAMETERS": Credit(11, 6, 5),
     "NUM_EPS_UNDERFLOW": Credit(4, 3, 2),
     "NUM_EXP_HALF": Credit(0, 1),
     "NUM_INDEXED_WRITE": Credit(0, 2),
@@ -49,24 +49,24 @@ CREDIT = {
     "REGION_DEVICE": Credit(1, 4),
     "REGION_DTYPE": Credit(0, 1),
     "REGION_ISLAND_STILL_HALF": Credit(3, 1),
-    "REGION_LOSS_OUTSIDE": Credit(11, 1, 1),
+    "REGION_LOSS_OUTSIDE": Credit(12, 1, 1),
     "REGION_NO_DEVICE": Credit(2),
     "SCALER_BACKWARD_UNSCALED": Credit(1, 5),
     "SCALER_CLIP_BEFORE_UNSCALE": Credit(19, 3),
     "SCALER_GRADS_STILL_SCALED": Credit(3, 6),
     "SCALER_GRAD_PENALTY": Credit(0, 1, 1),
     "SCALER_IN_ACCUMULATION": Credit(5, 2),
-    "SCALER_MISSING": Credit(18, 5, 2),
+    "SCALER_MISSING": Credit(19, 5, 3),
     "SCALER_NOT_LOADED": Credit(1, 0, 1),
-    "SCALER_NOT_SAVED": Credit(118, 7, 28),
+    "SCALER_NOT_SAVED": Credit(122, 7, 29),
     "SCALER_NOT_SHARDED": Credit(7, 1, 1),
-    "SCALER_REBUILT": Credit(16, 3),
+    "SCALER_REBUILT": Credit(17, 3),
     "SCALER_SETTINGS": Credit(0, 1),
     "SCALER_STEP_BYPASSED": Credit(1, 4),
     "SCALER_UNSCALE_TWICE": Credit(0, 2),
     "SCALER_UPDATE_MISPLACED": Credit(6, 4),
     "SCALER_WITHOUT_AUTOCAST": Credit(1, 2),
-    "SCALER_WITH_BF16": Credit(20, 4, 1),
+    "SCALER_WITH_BF16": Credit(23, 4, 1),
 }
 
 
@@ -82,10 +82,12 @@ def may_warn(code: str) -> bool:
     return credit.right > 0 and credit.right >= WARNS * (credit.right + credit.wrong + credit.unclear)
 
 
-def loudest(code: str, severity: Severity, is_open: bool = False) -> Severity:
-    """What a finding may be told as at most, unless the code in sight proves it: an ERROR and a WARNING are earned, and what
-    rests on something unknown (`is_open`) is told one step lower."""
+def loudest(code: str, severity: Severity, is_open: bool = False, is_proven: bool = False) -> Severity:
+    """What a finding may be told as at most: an ERROR and a WARNING are earned, what rests on something unknown (`is_open`) is
+    told one step lower, and what the code in sight proves is a WARNING whatever its rule has earned."""
     most = Severity.INFO
     if may_warn(code):
         most = Severity.ERROR if is_trusted(code) else Severity.WARNING
+    elif is_proven:
+        most = Severity.WARNING
     return min(severity, Severity(max(most - is_open, Severity.INFO)))

@@ -126,8 +126,7 @@ def _finding(rule: CheckRule, hit: Hit, file: str, event: Event | None) -> Findi
         message = f"possible: {message}; {hit.unknown} is not known"
     if not hit.chain:
         severity = min(severity, Severity.WARNING)
-    if not (hit.is_proven and hit.chain and not hit.unknown):
-        severity = loudest(rule.code, severity, is_open=bool(hit.unknown))
+    severity = loudest(rule.code, severity, is_open=bool(hit.unknown), is_proven=hit.is_proven and bool(hit.chain))
     evidence = {**hit.evidence, **_circumstances(event)}
     where = getattr(hit.node, "file", file)
     return Finding(rule.code, severity, message, hit.hint, file=where, evidence=evidence, chain=hit.chain, **span(hit.node))

@@ -32,7 +32,7 @@ class Hit:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     chain: tuple[Link, ...] = ()  # an ERROR needs one: where it begins, each step, the use
     unknown: str = ""  # the link that is not known: then this is at most a WARNING, of most rules a remark, and says "possible"
-    is_proven: bool = False  # what comes of it follows from the chain alone: told as loud as it says, earned or not
+    is_proven: bool = False  # what comes of it follows from the chain alone: a WARNING whatever its rule has earned
     mistake: Hashable = None  # hits that share one are one mistake, told once
 
 

@@ -55,7 +55,6 @@ def mask_constant(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{number.const:.4g} does not fit {tensor.dtype} (largest {kind.max:.5g}): {tensor.why}",
         "use torch.finfo(tensor.dtype).min, or mask in float32",
-        Severity.WARNING,
         chain=(*half_links(tensor, event.file), link(event, f"{number.const:.4g} is put into it")),
         unknown=unknown_link(tensor, event.file),
         is_proven=event.op in FILLING_FUNCTIONS,  # torch raises

@@ -64,7 +64,6 @@ def half_call_on_model(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         text,
         "keep the weights in float32 and use torch.autocast",
-        Severity.ERROR if step is not None else None,
         chain=(link(event, f"the weights are made {kind}"), *kept),
         is_proven=bool(kept),
     )

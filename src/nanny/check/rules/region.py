@@ -197,11 +197,11 @@ def region_device(trace: Trace, view: FileView) -> Iterator[Hit]:
         if given.kind == "device":
             text = "device_type is a torch.device object; autocast wants its name and raises"
             chain = (link(event, "autocast gets a torch.device"),)
-            yield Hit(event.node, text, "pass device.type", Severity.WARNING, chain=chain, is_proven=True)
+            yield Hit(event.node, text, "pass device.type", chain=chain, is_proven=True)
         elif isinstance(given.const, str) and given.const.partition(":")[0] not in DEVICE_TYPES:
             chain = (link(event, f"autocast gets {given.const!r}"),)
             text = f"{given.const!r} is no device type; autocast raises"
-            yield Hit(event.node, text, 'use "cuda" or "cpu"', Severity.WARNING, chain=chain, is_proven=True)
+            yield Hit(event.node, text, 'use "cuda" or "cpu"', chain=chain, is_proven=True)
     for region, calls in _calls_by_region(trace).items():
         devices = {str(e.kwargs[""].const) for e in calls}
         if len(devices) == 1 and devices < DEVICE_TYPES and region.device not in devices and region.node is not None:

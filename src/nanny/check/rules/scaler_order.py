@@ -167,7 +167,6 @@ def grads_still_scaled(trace: Trace, view: FileView) -> Iterator[Hit]:
             "call scaler.unscale_(optimizer) first",
             chain=scaled.links(read, f"the gradient is used ({name})"),
             unknown=scaled.unknown or ("" if _is_final(event) else "what the number is used for"),
-            severity=Severity.WARNING,
             is_proven=run_together(scaled.backward, read) and event.op not in _SHOWN,
             mistake=("still scaled", scaled.backward.file, scaled.backward.line),
         )
@@ -263,7 +262,6 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                 event.node,
                 "unscale_ runs again in every pass of this loop for the same optimizer: the second raises RuntimeError",
                 "call it once, before the loop",
-                Severity.WARNING,
                 chain=(node_link(loop, event.file, "the loop begins"), link(event, "unscale_ in every pass of it")),
                 is_proven=is_in_sight(view, scaler_of(event), event.arg(1)),
             )
@@ -282,7 +280,6 @@ def unscale_twice(trace: Trace, view: FileView) -> Iterator[Hit]:
                     f"this optimizer was {what} at {earlier.place_in(event.file)}, and no update() came since: "
                     "this call raises RuntimeError",
                     "keep one unscale_ per optimizer and step, before clipping",
-                    None if is_in_sight(view, scaler_of(event), event.arg(1)) else Severity.WARNING,
                     chain=(link(earlier, what), link(event, "unscale_ once more, with no update() in between")),
                     unknown=doubt_of_object(earlier.arg(1), event.arg(1), "optimizer") or doubt_of_pass(earlier, event),
                     is_proven=run_together(earlier, event),
@@ -301,7 +298,6 @@ def _unscaled_by_framework(trace: Trace) -> Iterator[Hit]:
             f"clipping unscales by itself, and the gradients are already unscaled at {earlier.place_in(clip.file)}: "
             "this call raises RuntimeError",
             "drop unscale_gradients, or read the norm that the clip gives back",
-            Severity.WARNING,
             chain=(link(earlier, "already unscaled"), link(clip, "unscaled once more by the clip")),
             is_proven=True,
         )
@@ -458,7 +454,7 @@ def update_misplacement(trace: Trace, view: FileView) -> Iterator[Hit]:
             place = early.place_in(event.file)
             text = f"update() comes before step() at {place}, and nothing was unscaled: it raises AssertionError"
             chain = link(event, "update() with no inf check of this step"), link(early, "the scaler steps")
-            yield Hit(event.node, text, hint, Severity.ERROR, chain=chain, is_proven=True)
+            yield Hit(event.node, text, hint, chain=chain, is_proven=True)
         elif reason:
             is_sure = run_together(event, *mine) and is_in_sight(view, scaler_of(event), *(s.arg(1) for s in mine))
             yield Hit(event.node, reason, hint, chain=(link(event, "update()"),), is_proven=is_sure)

@@ -173,35 +173,35 @@ def bad_settings(event: Event, given: dict[str, Value]) -> Iterator[Hit]:
             continue
         problem = setting_problem(name, value.const)
         if problem:
-            text, severity = problem
+            text, raises = problem
             node = _argument_node(event.node, name) or value.node or event.node
             chain = (node_link(node, event.file, f"{name}={value.const:g}"),)
             hint = "the defaults are 65536, 2.0, 0.5 and 2000"
-            yield Hit(node, f"{name}={value.const:g}: {text}", hint, severity, chain=chain)
+            yield Hit(node, f"{name}={value.const:g}: {text}", hint, chain=chain, is_proven=raises)
 
 
-def setting_problem(name: str, number: float) -> tuple[str, Severity] | None:
-    """What is wrong with a GradScaler setting, if anything."""
+def setting_problem(name: str, number: float) -> tuple[str, bool] | None:
+    """What is wrong with a GradScaler setting, if anything, and whether torch refuses it."""
     if name == "init_scale":
         if number <= limits().init_scale_low:
-            return "a scale this small rescues no small gradient", Severity.WARNING
+            return "a scale this small rescues no small gradient", False
         if number > limits().init_scale_high:
-            return "a scale this large overflows the first steps", Severity.WARNING
+            return "a scale this large overflows the first steps", False
     if name == "growth_factor":
         if number <= 1:
-            return "must be above 1; GradScaler raises", Severity.ERROR
+            return "must be above 1; GradScaler raises", True
         if number > limits().growth_factor_high:
-            return "jumps past the working range at every growth", Severity.WARNING
+            return "jumps past the working range at every growth", False
     if name == "backoff_factor":
         if number >= 1 or number <= 0:
-            return "must lie between 0 and 1; GradScaler raises or never backs off", Severity.ERROR
+            return "must lie between 0 and 1; GradScaler raises or never backs off", True
         if number < limits().backoff_factor_low or number > limits().backoff_factor_high:
-            return "backs off far too much or too little at an overflow", Severity.WARNING
+            return "backs off far too much or too little at an overflow", False
     if name == "growth_interval":
         if number < limits().growth_interval_low:
-            return "the scale grows every few steps and overflows all the time", Severity.WARNING
+            return "the scale grows every few steps and overflows all the time", False
         if number > limits().growth_interval_high:
-            return "the scale practically never grows again after an overflow", Severity.WARNING
+            return "the scale practically never grows again after an overflow", False
     return None
 
 
@@ -377,7 +377,6 @@ def scaler_not_loaded(view: FileView) -> Iterator[Hit]:
         f"the optimizer's state is loaded here, that of the scaler (saved at {saved[0].place_in(event.file)}) never is: "
         "after a restart the scale begins at 65,536 again",
         'call scaler.load_state_dict(state["scaler"]) as well',
-        Severity.ERROR if is_proven else None,
         chain=(link(saved[0], "the scaler's state is saved"), link(event, "only the optimizer's is loaded")),
         is_proven=is_proven,
     )

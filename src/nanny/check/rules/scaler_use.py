@@ -131,7 +131,6 @@ def step_bypassed(trace: Trace, view: FileView) -> Iterator[Hit]:
             event.node,
             f"optimizer.step() on gradients of the scaled loss (backward at {last.place_in(event.file)}): {harm}",
             "use scaler.step(optimizer), and drop the plain optimizer.step()",
-            None if any(is_in_sight(view, scaler_of(e), owned) for e in trace.of("scaler.scale")) else Severity.WARNING,
             chain=(
                 link(last, "backward of the scaled loss"),
                 *((link(undone, "unscale_ of this optimizer"),) if undone else ()),
@@ -216,7 +215,6 @@ def backward_unscaled(trace: Trace, view: FileView) -> Iterator[Hit]:
                     event.node,
                     text,
                     "use scaler.scale(loss).backward()",
-                    None if is_in_sight(view, scaler_of(step), step.arg(1)) else Severity.WARNING,
                     chain=(link(event, "backward of the plain loss"), link(step, "the scaler divides by its scale and steps")),
                     unknown="" if is_seen else "whether the scaler is switched on",
                     is_proven=run_together(event, step),

@@ -230,7 +230,6 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
                 event.node,
                 f"{name} ({made.place_in(event.file)}) has a loss scaler of its own: the loss is scaled twice",
                 f"remove this one and use {call}",
-                Severity.WARNING,
                 chain=(link(made, f"{name} scales the loss"), link(event, "a second scaler is made")),
                 is_proven=run_together(made, event),
             )
@@ -247,7 +246,6 @@ def double_scaling(view: FileView) -> Iterator[Hit]:
                     event.node,
                     f"{name} ({made.place_in(event.file)}) scales the loss itself, this backward does not: {harm}",
                     f"use {call}",
-                    Severity.WARNING,
                     chain=(link(made, f"{name} in fp16"), link(event, "backward without it")),
                     is_proven=run_together(made, event),
                 )

@@ -389,7 +389,6 @@ def unsupported_op(event: Event, view: FileView) -> Iterator[Hit]:
         event.node,
         f"{event.op} does not take {value.dtype} and raises: {value.why}",
         "cast the input with .float()",
-        Severity.WARNING,
         chain=(*half_links(value, event.file), link(event, event.op)),
         unknown=unknown_link(value, event.file),
         is_proven=True,

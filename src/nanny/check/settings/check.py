@@ -69,10 +69,9 @@ def _judge(section: SettingsSection, path: str) -> Iterator[Finding]:
         for problem in problems:
             row, column, end_row, end_column = section.span(*problem.keys)
             key = ".".join(map(str, (*section.at, *problem.keys)))
-            severity = problem.severity or rule.severity
             yield Finding(
                 code=rule.code,
-                severity=severity if problem.is_proven else loudest(rule.code, severity),
+                severity=loudest(rule.code, problem.severity or rule.severity, is_proven=problem.is_proven),
                 message=problem.message,
                 hint=problem.hint,
                 file=path,
