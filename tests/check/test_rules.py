@@ -413,11 +413,6 @@ def test_a_hook_under_a_condition_of_its_own_is_possible(test: str, is_open: boo
     assert told == {"SCALER_GRADS_STILL_SCALED": is_open}
 
 
-def test_autocast_to_double_on_cuda_is_a_remark():
-    text = 'import torch\n\nwith torch.autocast("cuda", dtype=torch.double):\n    pass\n'
-    assert [(f.code, f.severity.name) for f in check_source(text, "a.py", Options())] == [("REGION_DTYPE", "INFO")]
-
-
 @pytest.mark.parametrize("kind", ["torch.float16", "torch.half"])
 def test_what_only_a_test_opens_is_told_one_step_lower(kind: str):
     model = "def masked(scores, mask):  # used under autocast\n    return scores.masked_fill(mask, -1e9).softmax(-1)\n"

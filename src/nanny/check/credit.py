@@ -47,7 +47,6 @@ CREDIT = {
     "REGION_BCE": Credit(1, 1),
     "REGION_CUSTOM_FUNCTION": Credit(1, 1),
     "REGION_DEVICE": Credit(1, 4),
-    "REGION_DTYPE": Credit(0, 1),
     "REGION_ISLAND_STILL_HALF": Credit(3, 1),
     "REGION_LOSS_OUTSIDE": Credit(12, 1, 1),
     "REGION_NO_DEVICE": Credit(2),

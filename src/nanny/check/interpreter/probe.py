@@ -28,7 +28,7 @@ def _word() -> re.Pattern[str]:
 def probe(interpreter: Interpreter, source: SourceFile) -> FileView | None:
     """What is seen from the functions that matter, without anything half in it; None if all have to be run."""
     uses = source.uses
-    if not says_half(source.text) or uses.is_active or uses.scalers or uses.frameworks:
+    if not says_half(source.text) or uses.scalers or uses.frameworks:
         return None  # what says nothing is a program that starts others
     module = WalkedFile(source)
     stored = interpreter.stored = {}

@@ -15,6 +15,7 @@ from ...core.ops import (
     NONLINEAR_FUNCTIONS,
     NORM_LAYERS,
     SAME_VALUES,
+    TWO_TERMS,
 )
 from ..chains import link
 from ..interpreter.guards import AMP
@@ -25,7 +26,7 @@ from ..interpreter.uses import bound_in
 from ..interpreter.values import HALF, Thing, Value, ancestors
 from ..registry import Hit, rule
 from .protocol import is_in_sight
-from .training import goes_backward, has_master_copy, is_trained, is_tried_once, trains_after
+from .training import MAKES_GRADIENTS, goes_backward, has_master_copy, is_trained, is_tried_once, losses_of, trains_after
 
 
 @rule("HALF_CALL", Severity.WARNING, "module_cast")
@@ -141,7 +142,7 @@ def half_call_in_region(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 
 def _trains(trace: Trace) -> bool:
-    return bool(trace.of("backward", "framework.backward", "scaler.scale"))
+    return bool(trace.of(*MAKES_GRADIENTS))
 
 
 def _is_literal(event: Event) -> bool:
@@ -333,7 +334,7 @@ def half_loss_input(event: Event, view: FileView) -> Iterator[Hit]:
     if not event.at.has_grad or not view.is_training():
         return
     is_known = event.op not in ("loss", "loss_call")
-    if not is_known and not goes_backward(event.out, _backwards(view)):
+    if not is_known and not goes_backward(event.out, view.of(*MAKES_GRADIENTS)):
         return
     if event.op == "loss_call" and (_feeds_a_loss(event, view) or not _is_summed_up(event.out, view)):
         return
@@ -356,8 +357,7 @@ def _feeds_a_loss(event: Event, view: FileView) -> bool:
 
 def _is_summed_up(value: Value, view: FileView) -> bool:
     """Whether what goes backward is made of a value by weighting, adding and averaging alone: what is squared is no loss yet."""
-    losses = [e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in _backwards(view)]
-    stack, seen = losses, set[int]()
+    stack, seen = losses_of(view.of(*MAKES_GRADIENTS)), set[int]()
     while stack:
         current = stack.pop()
         if current is value:
@@ -366,10 +366,6 @@ def _is_summed_up(value: Value, view: FileView) -> bool:
             seen.add(id(current))
             stack.extend(current.inputs)
     return False
-
-
-def _backwards(view: FileView) -> list[Event]:
-    return view.of("backward", "scaler.scale", "framework.backward")
 
 
 _BENDS = NONLINEAR_FUNCTIONS - {"sum", "mean", "max", "min"} | LOSSES | {"module_call"}
@@ -418,12 +414,12 @@ def half_accumulator(event: Event, view: FileView) -> Iterator[Hit]:
 
 def _is_added_to(target: Value, written: Value) -> bool:
     """Whether what is written back is the target with something added: `average.copy_(decay * average + share * weight)`."""
-    waiting = [written] if written.op in ("add", "sub") else []
+    waiting = [written] if written.op in TWO_TERMS else []
     while waiting:
         current = waiting.pop()
         if current is target:
             return True
-        if current.op in ("add", "sub", "mul"):
+        if current.op in TWO_TERMS or current.op == "mul":
             waiting += current.inputs
     return False
 

@@ -15,7 +15,7 @@ from ..interpreter.torch_names import DEVICE_TYPES
 from ..interpreter.trace import Event, FileView, Trace
 from ..interpreter.values import HALF, Value
 from ..registry import Hit, rule
-from .training import goes_backward, is_stepped
+from .training import MAKES_GRADIENTS, goes_backward, is_stepped
 
 _ONE_HALF_INPUT = CLASS_LOSSES | {"loss"}
 _CARRIES = SHAPE | LIKE_FUNCTIONS | {
@@ -45,7 +45,7 @@ def loss_outside(trace: Trace, view: FileView) -> Iterator[Hit]:
 
     When not: the output is cast with .float() first, or only evaluated.
     """
-    trained = trace.of("backward", "scaler.scale", "framework.backward")
+    trained = trace.of(*MAKES_GRADIENTS)
     if not trained:
         return
     for event in trace.of(*LOSSES):
@@ -253,37 +253,6 @@ def region_no_device(event: Event, view: FileView) -> Iterator[Hit]:
     if isinstance(node, ast.Call) and not node.args and all(keyword.arg is not None for keyword in node.keywords):
         text = "autocast is called without its device type: raises TypeError"
         yield Hit(node, text, 'give it first: autocast("cuda", ...)', chain=(link(event, "device_type is missing"),))
-
-
-@rule("REGION_DTYPE", Severity.WARNING, "autocast")
-def region_dtype(event: Event, view: FileView) -> Iterator[Hit]:
-    """autocast is asked for a dtype that it does not support, or that makes no sense.
-
-    Why: on CPU and other devices torch warns once and switches autocast off, and nobody notices. CUDA takes any dtype:
-    float64 makes every matrix product many times slower.
-
-    Example:
-        with torch.autocast("cpu", dtype=torch.float32):
-            ...
-
-    Use instead:
-        with torch.autocast("cpu", enabled=False):
-            ...
-
-    When not: on CUDA dtype=torch.float32 is a way to run a block in float32, and is not reported.
-    """
-    region = event.out.ref
-    if region.dtype in HALF or region.enabled is False or (region.device == "cuda" and region.dtype == "fp32"):
-        return
-    if region.device == "cuda":
-        text = f"autocast to {region.dtype} runs every matrix product in it, many times slower"
-        yield Hit(event.node, text, "use dtype=torch.bfloat16 or float16, unless the precision is meant", Severity.INFO)
-    elif region.device == "":
-        text = f"on CPU autocast refuses {region.dtype} and switches itself off (the device is not known here)"
-        yield Hit(event.node, text, "use enabled=False and .float() to leave autocast on every device", Severity.INFO)
-    else:
-        text = f"autocast on {region.device} refuses {region.dtype} and switches itself off"
-        yield Hit(event.node, text, "use dtype=torch.bfloat16 or float16, or enabled=False")
 
 
 @rule("REGION_ISLAND_STILL_HALF", Severity.WARNING, on="trace")

@@ -34,10 +34,10 @@ from .protocol import (  # fmt: skip
     scaler_of,
     window_keys,
 )
+from .training import MAKES_GRADIENTS
 
 _SCALER_STATE = frozenset({"_per_optimizer_states", "OptState", "UNSCALED", "READY", "STEPPED"})
 _SHIFTS = frozenset({"add_", "sub_"})
-_MAKES_GRADIENTS = ("backward", "framework.backward", "scaler.scale")
 _SHOWN = ("unknown_call", "external")  # the gradient goes to a log: it misleads, and harms no training
 
 
@@ -81,9 +81,9 @@ def clip_before_unscale(trace: Trace, view: FileView) -> Iterator[Hit]:
 
 def _clip_for_caller(trace: Trace, index: int, event: Event, view: FileView) -> Iterator[Hit]:
     """A clip in a function that is given the scaler and steps with it: its caller has made the gradients, and scaled them."""
-    if view.of("scaler.unscale_") or any(e.op in _MAKES_GRADIENTS for e in before(trace, index)):
+    if view.of("scaler.unscale_") or any(e.op in MAKES_GRADIENTS for e in before(trace, index)):
         return
-    step = next((e for e in after(trace, index) if e.op in ("scaler.step", *_MAKES_GRADIENTS)), None)
+    step = next((e for e in after(trace, index) if e.op in ("scaler.step", *MAKES_GRADIENTS)), None)
     is_given = step is not None and not any(e.out.thing is scaler_of(step).thing for e in view.of("scaler.new"))
     if step is not None and step.op == "scaler.step" and is_given:
         yield Hit(

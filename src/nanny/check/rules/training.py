@@ -13,6 +13,7 @@ from ..interpreter.values import Thing, Value, ancestors
 
 _MASTERS = ("param", "parameters", "named_parameters")
 _BACKWARD = ("backward", "framework.backward")
+MAKES_GRADIENTS = (*_BACKWARD, "scaler.scale")
 _STEPS = ("optimizer.step", "scaler.step", "framework.step")
 _WIDE = frozenset({"float32", "float", "float64", "int16", "uint16", "int32", "uint32"})
 
@@ -119,5 +120,9 @@ def trains_after(event: Event, view: FileView) -> bool:
 
 def goes_backward(value: Value, events: Iterable[Event]) -> bool:
     """Whether a value is (a part of) a loss that one of the events scales or takes the gradient of."""
-    losses = (e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in events)
-    return any(v is value for loss in losses for v in ancestors(loss))
+    return any(v is value for loss in losses_of(events) for v in ancestors(loss))
+
+
+def losses_of(events: Iterable[Event]) -> list[Value]:
+    """What the events scale or take the gradient of."""
+    return [e.arg(1) if e.op in ("scaler.scale", "framework.backward") else e.arg(0) for e in events]

@@ -10,11 +10,13 @@ from ...core.ops import (
     DIFFERENCES,
     FFT_FUNCTIONS,
     LOG_FUNCTIONS,
+    MATMULS,
     MAX_FUNCTIONS,
     NEEDS_FLOAT,
     PLAIN_SUMS,
     RUNNING_SUMS,
     SAME_VALUES,
+    SCALINGS,
     SQUARES,
     SUM_FUNCTIONS,
     autocast_list,
@@ -23,7 +25,7 @@ from ..chains import half_links, link, unknown_link
 from ..interpreter.trace import Event, FileView
 from ..interpreter.values import HALF, Value, ancestors
 from ..registry import Hit, rule
-from .training import goes_backward
+from .training import MAKES_GRADIENTS, goes_backward
 
 _PASS = SAME_VALUES | {"cast", "clamp", "clamp_min", "add", "part", "clone"}
 
@@ -45,7 +47,7 @@ def _is_guess_in_evaluation(event: Event, view: FileView) -> bool:
 def _is_beside_the_loss(event: Event, view: FileView) -> bool:
     """Whether the code goes backward, and not through this: a metric of what the loss was made of."""
     trace = view.trace_of(event)
-    losses = trace.of("backward", "scaler.scale", "framework.backward") if trace is not None else []
+    losses = trace.of(*MAKES_GRADIENTS) if trace is not None else []
     return bool(losses) and not goes_backward(event.out, losses)
 
 
@@ -180,7 +182,7 @@ def _is_shifted(value: Value) -> bool:
             return True
         if current.op == "sub" and len(current.inputs) == 2 and _made_by(current.inputs[1], MAX_FUNCTIONS) is not None:
             return True
-        if current.op in ("mul", "div") and any((v.is_number and v.const < 0) or v.op == "neg" for v in current.inputs):
+        if current.op in SCALINGS and any((v.is_number and v.const < 0) or v.op == "neg" for v in current.inputs):
             return True
         if current.op not in _PASS | {"mul", "div", "neg"} or not current.inputs:
             return False
@@ -188,13 +190,12 @@ def _is_shifted(value: Value) -> bool:
     return False
 
 
-_PRODUCTS = ("matmul", "mm", "bmm", "einsum")
 _NORMS = ("norm", "linalg.norm", "linalg.vector_norm")
 
 
 def _is_cosine(value: Value) -> bool:
     """Whether a value is a product of vectors of length one: nothing between divides it by a temperature."""
-    product = _made_by(value, _PRODUCTS)
+    product = _made_by(value, MATMULS)
     factors = [v for v in product.inputs if v.kind == "tensor"] if product is not None else []
     return len(factors) > 1 and all(_has_length_one(v) for v in factors)
 
