@@ -32,7 +32,7 @@ _LIBRARIES = """
     training_step validation_step configure_optimizers toggle_optimizer optimizers lr_schedulers log log_dict fit predict test
     validate trainer add_histogram add_scalar add_scalars parse_args add_argument info debug warning error enter_context
     to_numpy timestamp time exp sqrt partial nullcontext ExitStack compute_loss setup train_dataloader create_optimizer
-    state deepspeed_plugin
+    state deepspeed_plugin unscale_gradients clip_grad_norm_ clip_grad_value_
     from_pretrained gradient_checkpointing_enable autocast_smart_context_manager no_sync save_pretrained param_groups"""
 LIBRARY = frozenset(name for thing in _TORCH for name in dir(thing)) | frozenset(_LIBRARIES.split())
 
