@@ -40,7 +40,7 @@ def test_the_run_shows_the_second_with_its_line_and_a_remedy_that_was_tried(told
     during = told[1].partition("=== 2.")[2].partition("=== 3.")[0]
     assert re.search(r"watching Sequential, 2\.31k parameters, float16 with GradScaler 1024, recording to nanny_logs", during)
     assert re.search(r"NOT HEALTHY: norm_square_overflow_fp16 in unit at step \d+ \(train\.py:15\)", during)
-    assert "tried on this step, it helps" in during
+    assert re.search(r"tried on step \d+, it helps", during)
 
 
 def test_the_mended_script_is_healthy_and_learns(told):

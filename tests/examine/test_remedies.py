@@ -184,7 +184,7 @@ def test_every_screen_tells_what_was_tried(tmp_path: Path, capsys: pytest.Captur
     (found,) = json.loads(capsys.readouterr().out)
     assert [(t["change"], t["helped"]) for t in found["tried"]] == [("scaled_first", True), ("fp32", True)]
     cli.main(["diagnose", "--db", str(tmp_path), "--lang", "zh"])
-    assert "已在这一步试过，有效" in capsys.readouterr().out
+    assert f"已在第 {found['step']} 步试过，有效" in capsys.readouterr().out
     cli.main(["diagnose", "--db", str(tmp_path), "--no-try"])
     text = capsys.readouterr().out
     assert "it helps" not in text
@@ -252,6 +252,8 @@ def test_an_update_that_is_lost_is_tried_on_fp32_weights() -> None:
     assert found.cause == "update_lost"
     (trial,) = found.tried
     assert (trial.change, trial.helped, trial.moved, trial.moved_before) == ("master_weights", True, 1.0, 0.0)
+    assert (found.step, trial.step) == (0, 2), "its numbers are of another step than the verdict's"
+    assert trial_in_words(trial).startswith("tried on step 2, it helps")
 
 
 def _with_trials(**outcome: Any) -> Diagnosis:

@@ -69,6 +69,7 @@ def test_updates_below_half_a_spacing_are_drawn_below_its_line():
     assert len(heights) == 2
     assert min(heights) > line
     assert "updates of 1.5e-5" in svg
+    assert "updates of 2e-5" in drawn(replace(wall, impact=0)), "the number is that of the verdict's own step"
     assert "below half a spacing of bf16, 0.000488, a step moves nothing" in svg
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shutil
 from pathlib import Path
@@ -33,8 +34,8 @@ class Kind(NamedTuple):
 KINDS = {
     "overflow": Kind("unscaled_attention", "attention_logit_overflow_fp16", "FP32 has"),
     "silent overflow": Kind("squared_norm", "norm_square_overflow_fp16", "sum in FP32"),
-    "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "in FP32 8.3e-8 (rms)"),
-    "stagnation": Kind("lost_updates", "update_lost", "below half a spacing of bf16"),
+    "underflow": Kind("vanishing_gradients", "grad_underflow_no_scaling", "in FP32 9.3e-8 (rms)"),
+    "stagnation": Kind("lost_updates", "update_lost", "updates of 3.12e-5"),
     "learning rate": Kind("learning_rate", "lr_too_high", "weights of"),
     "data": Kind("bad_record", "data_nan", "loss not finite"),
 }
@@ -89,6 +90,10 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
     ]
     listed = Tools(ReadableFolder(tmp_path)).findings()
     assert f"nanny: {summary.verdict.text}" in told, "the live log ends with the verdict"
+    (row,) = json.loads(nanny("runs", "--format", "json", cwd=tmp_path).stdout)["runs"]
+    (given,) = Tools(ReadableFolder(tmp_path)).list_runs().runs
+    assert {row["verdict"], given.verdict} == {summary.verdict.text}, "also where nothing was found on the way"
+    assert (row["cause"], row["healthy"]) == (one.cause, False)
     assert listed.verdict == summary.verdict.text
     assert listed.total == sum(summary.counts.values()), "the diagnosis is the verdict, and not one finding more"
     said = list(listed.findings)

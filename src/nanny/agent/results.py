@@ -46,6 +46,8 @@ class RunResult:
     rank: int
     started: str  # ISO 8601, UTC
     status: str  # running, finished, crashed, interrupted
+    healthy: bool | None
+    verdict: str
     dtype: str
     last_step: int | None
     errors: int

@@ -20,7 +20,7 @@ from ..runs.alerts import find_alerts
 from ..runs.compare import compare_runs
 from ..runs.layer import KindHistory, layer_history
 from ..runs.opening import open_compared, open_job, open_run
-from ..runs.runs import ListedRun, list_runs
+from ..runs.runs import ListedRun, judged, list_runs
 from ..runs.source import step_range
 from ..runs.summary import Summary, curve_stats, summarize
 from ..runs.text.compare import comparison_verdict
@@ -99,7 +99,7 @@ class Tools:
         return results.Explanation(page.code, "cause" if page.by == "nanny diagnose" else "rule", page_markdown(page))
 
     def list_runs(self, db: Db = None, limit: MostRows = 50, offset: Offset = 0) -> results.RunListResult:
-        """List recorded training runs, the newest first, with their verdict in numbers. Without db: all below the root."""
+        """List recorded training runs, the newest first, with their verdicts. Without db: all below the root."""
         rows: list[ListedRun] = []
         notes: list[str] = []
         for place in [self.folder.store(db)] if db else list(map(str, self.folder.stores())):
@@ -112,7 +112,7 @@ class Tools:
             notes += found.notes
         rows.sort(key=lambda row: -row.started)
         page, following = _page(rows, limit, offset)
-        return results.RunListResult(len(rows), [self._run_result(row) for row in page], following, notes[:20])
+        return results.RunListResult(len(rows), [self._run_result(row) for row in judged(page)], following, notes[:20])
 
     def run_summary(self, db: Db = None, run: Run = None) -> results.SummaryResult:
         """The verdict on one run: healthy or not, the first culprit, and its curves in numbers."""
@@ -289,6 +289,8 @@ class Tools:
             rank=row.rank,
             started=started,
             status=row.status,
+            healthy=row.healthy,
+            verdict=row.verdict,
             dtype=row.amp_dtype,
             last_step=row.last_step,
             errors=row.errors,

@@ -148,7 +148,7 @@ class FirstBad:
 
 @dataclass(frozen=True)
 class Trial:
-    """A remedy tried on this very step: what came out of it with one change, beside the run. None: it could not be told."""
+    """A remedy tried on an examined step: what came out of it with one change, beside the run. None: it could not be told."""
 
     change: str  # fp32, scaled_first, larger_eps ...: see examine/remedies.py
     op: str = ""  # the first operation that was changed, and where
@@ -168,6 +168,7 @@ class Trial:
     moved: float | None = None  # share of the weights that the update moved
     moved_before: float | None = None  # without the change
     scale: float | None = None  # of the loss; gradients that overflow under one are its own affair: it will fall
+    step: int | None = None  # which, once it stands under a diagnosis
 
     @property
     def is_finite(self) -> bool:

@@ -391,7 +391,7 @@ def _weighed_by_trials(one: Diagnosis, signs: Signs) -> Diagnosis:
     """A cause whose remedies were tried and all in vain is less sure, and they are not recommended."""
     changes = TRIED_FOR.get(one.cause, ())
     made = {  # of a fault that is there at every step, the last
-        trial.change: trial
+        trial.change: replace(trial, step=exam.step)
         for exam in signs.evidence.examinations
         for trial in exam.trials
         if trial.tells and trial.change in changes and (exam.step == one.step or not trial.was_bad)

@@ -20,7 +20,7 @@ def trial_in_words(trial: Trial, language: str = "en") -> str:
     )
     outcomes = [words[f"outcome.{key}"].format(*numbers) for key, *numbers in _outcome(trial)]
     told = words[{True: "helps", False: "helps not", None: "tried"}[trial.helped]]
-    return told.format(change=change, outcome=("，" if language == "zh" else ", ").join(outcomes))
+    return told.format(step=trial.step, change=change, outcome=("，" if language == "zh" else ", ").join(outcomes))
 
 
 def _outcome(trial: Trial) -> Iterator[tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """The verdict on a run: the one answer that summary, diagnosis, live log, page and agent give, and every exit code follows.
 
-A cause that fits is the verdict; what was noticed first stands under it. Findings without a cause are told as such, never as
+A cause that fits is the verdict; the first error or warning stands under it. Findings without a cause are told as such, never as
 health. `verdict_of` is asked while a run goes on, at its end, and of its record.
 """
 
@@ -30,7 +30,7 @@ class Verdict:
     word: str  # HEALTHY, NOT HEALTHY, SUSPECT, CRASHED, INTERRUPTED or NO VERDICT
     reason: str
     diagnosis: Diagnosis | None = None
-    first: Finding | None = None  # what was noticed first
+    first: Finding | None = None  # error, or warning where there is none
     rank: int | None = None  # the one process in which it began, if it began in one
 
     @property

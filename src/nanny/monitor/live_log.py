@@ -62,7 +62,8 @@ def closing_lines(
     first = verdict.first
     noticed = ""
     if first is not None:
-        noticed = f"(noticed first: step {first.step} {first.code} {first.site}; {counts_in_words(findings)})"
+        found = f"step {first.step} {first.code} {first.site}"
+        noticed = f"(first {first.severity.name.lower()}: {found}; {counts_in_words(findings)})"
     who = with_label(translate(whose, lang), "", lang) if whose else ""
     return [
         f"nanny: {who}{translate(verdict.text, lang)} {translate(noticed, lang)}".rstrip(),

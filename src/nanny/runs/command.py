@@ -13,7 +13,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.command_line import (
@@ -116,12 +116,14 @@ def _runs_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _runs(args: argparse.Namespace) -> Answer:
-    from .runs import list_runs, verify_runs
-    from .text.runs import runs_answer, verified_answer
+    from .runs import judged, list_runs, verify_runs
+    from .text.runs import RUNS_SHOWN, runs_answer, verified_answer
 
     if args.verify:
         return verified_answer(verify_runs(args.db, args.run))
-    return runs_answer(list_runs(args.db, args.run, args.damage), args.db)
+    found = list_runs(args.db, args.run, args.damage)
+    unseen = max(len(found.runs) - RUNS_SHOWN, 0) if args.format in ("text", "markdown") else 0
+    return runs_answer(replace(found, runs=[*found.runs[:unseen], *judged(found.runs[unseen:], args.damage)]), args.db)
 
 
 def _compare_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.finding import NannyError, severity_counts
 from ..store import reader
 from ..store.damage import Damage, file_damage, lost_rows, run_numbers
 from ..store.files import DEFAULT_FOLDER, find_stores, stores_below
-from .source import seconds_of
+from .alerts import findings_of, job_verdict
+from .source import Source, seconds_of
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class ListedRun:
     errors: int
     warnings: int
     argv: str
+    healthy: bool | None = None  # this process by itself, once it is judged
+    verdict: str = ""
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,18 @@ def list_runs(db: str | None, number: int | None = None, damage: Damage | None =
             notes.append(str(error))
     rows.sort(key=lambda row: (row.started, row.rank))
     return RunList([row for row in rows if number is None or row.run == number], len(stores), notes)
+
+
+def judged(rows: Sequence[ListedRun], damage: Damage | None = None) -> list[ListedRun]:
+    """The same with their verdicts: a cause may be proved where nothing was found on the way."""
+    out = []
+    for row in rows:
+        with reader.reading(Path(row.file), damage) as db, reader.one_moment(db):
+            source = Source(Path(row.file), db, reader.pick_run(db, row.run))
+            told = job_verdict([source], findings_of(source))
+        cause = "" if told.diagnosis is None else told.diagnosis.cause
+        out.append(replace(row, healthy=told.healthy, verdict=told.text, cause=cause))
+    return out
 
 
 def _all_stores(db: str | None) -> list[Path]:

@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def culprit(self) -> Finding | None:
-        """What was noticed first."""
+        """The first error, or warning where there is none."""
         first = self.verdict.first
         return None if first is None else under_verdict(self.verdict, [first])[0]
 

@@ -45,7 +45,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Marks:
-    """What is drawn into every picture: where something was found, the culprit of the verdict, and what was noticed first."""
+    """What is drawn into every picture: where something was found, the culprit of the verdict, and the first error or warning."""
 
     title: str
     findings: Sequence[Finding] = ()

@@ -58,7 +58,9 @@ def _catalogue() -> tuple[dict[str, str], list[_Entry]]:
     whole, gapped = _remedies(), []
     whole |= {english.removesuffix("."): chinese.removesuffix("。") for english, chinese in whole.items()}
     for english, chinese in _pairs():
-        if re.match(_NAMED, english):
+        if named := re.match(_NAMED, english):
+            if named[0].startswith(("[verdict.", "[page.one.")):  # which are cells of tables too
+                whole[english[named.end() :]] = chinese
             continue
         parts = re.split(r"\{\d\}", english.removesuffix("."))
         whole[english] = chinese

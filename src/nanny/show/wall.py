@@ -267,12 +267,12 @@ def _limits(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
 
 def _marks(wall: Wall, axes: _Axes, words: Mapping[str, str]) -> Iterator[str]:
     """Diamonds: how far each step should have moved the weights, or what FP32 has where gradients are 0."""
-    shown = [(axes.x(step), axes.y(math.log2(size))) for step, size in wall.marks if step <= axes.last]
-    marks = "".join(f"M{x - 6:.1f} {y:.1f}L{x:.1f} {y - 6:.1f}L{x + 6:.1f} {y:.1f}L{x:.1f} {y + 6:.1f}Z" for x, y in shown)
+    shown = [(step, size, axes.x(step), axes.y(math.log2(size))) for step, size in wall.marks if step <= axes.last]
+    marks = "".join(f"M{x - 6:.1f} {y:.1f}L{x:.1f} {y - 6:.1f}L{x + 6:.1f} {y:.1f}L{x:.1f} {y + 6:.1f}Z" for *_, x, y in shown)
     if shown:
-        x, y = shown[-1]
+        _, size, x, y = next((mark for mark in shown if mark[0] == wall.impact), shown[-1])  # the verdict's own number
         yield f'<path class="ghost" d="{marks}"/>'
-        label = words["update" if wall.kind == "weight" else "gradient"].format(value=short(wall.marks[len(shown) - 1][1]))
+        label = words["update" if wall.kind == "weight" else "gradient"].format(value=short(size))
         side: Side = "end" if x > (LEFT + RIGHT) / 2 else "start"
         yield _text(x + (-12 if side == "end" else 12), y - 10, label, "hot", 17, bold=True, anchor=side)
 

@@ -16,7 +16,7 @@ ALERTS_SHOWN = 50
 
 _ALERT_COLUMNS = (
     Column("step"),
-    Column("severity"),
+    Column("severity", says=True),
     Column("code"),
     Column("site", elastic=True),
     Column("message", elastic=True),

@@ -28,7 +28,12 @@ _RUN_COLUMNS = (
     Column("errors"),
     Column("warnings"),
     Column("argv", "command", elastic=True),
+    Column("healthy"),
+    Column("verdict"),
+    Column("cause"),
 )
+_TOLD = Column("told", "verdict", elastic=True, says=True)  # the cause, where there is one
+_SHOWN = (*_RUN_COLUMNS[:6], _TOLD, _RUN_COLUMNS[7], _RUN_COLUMNS[10], _RUN_COLUMNS[6])  # in text; the last is the first to go
 
 
 def runs_answer(found: RunList, db: str | None) -> Answer:
@@ -69,9 +74,10 @@ def _run_table(runs: Sequence[ListedRun], many_files: bool) -> Table:
     """Without the columns that would say the same in every row."""
     dull = {"rank"} if not any(run.rank for run in runs) else set()
     dull |= set() if many_files else {"file"}
-    columns = tuple(column for column in _RUN_COLUMNS if column.name not in dull)
-    cells = [{**vars(run), "file": _store_folder(Path(run.file))} for run in runs]
-    styles = ["error" if run.errors else "warning" if run.warnings else "" for run in runs]
+    columns = tuple(column for column in _SHOWN if column.name not in dull)
+    told = [run.cause or run.verdict.partition(":")[0] for run in runs]
+    cells = [{**vars(run), "told": word, "file": _store_folder(Path(run.file))} for run, word in zip(runs, told)]
+    styles = ["error" if run.verdict.startswith("NOT HEALTHY") else "warning" if run.healthy is False else "" for run in runs]
     return Table(columns, [[cell[column.name] for column in columns] for cell in cells], styles=styles)
 
 

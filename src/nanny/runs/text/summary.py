@@ -44,7 +44,7 @@ def summary_answer(summary: Summary, language: str = "en") -> Answer:
 
 
 def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
-    """The verdict; the cause with its proof and remedy; and what was noticed first."""
+    """The verdict; the cause with its proof and remedy; and the first error, or warning, that was seen."""
     style = {True: "good", False: "error", None: "warning"}[verdict.healthy]
     lines = [Line(f"{verdict.text}.", style, 4)]
     cause, first = None if verdict.diagnosis is None else verdict.diagnosis.in_language(language), verdict.first
@@ -54,7 +54,7 @@ def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
         lines += [Line(f"    fix: {cause.remedy}", indent=9)] if cause.remedy else []
         lines += [Line(f"    {trial_in_words(trial, language)}", indent=9) for trial in cause.tried]
     if first is not None:
-        lines += [Line(""), Line("  noticed first:"), *finding_lines(first, hint=cause is None)]
+        lines += [Line(""), Line(f"  first {first.severity.name.lower()}:"), *finding_lines(first, hint=cause is None)]
     return lines
 
 
@@ -216,8 +216,8 @@ def _rank_lines(summary: Summary) -> list[Line]:
 
 
 def _code_table(codes: Sequence[CodeCount]) -> Table:
-    columns = (Column("severity"), Column("code"), Column("times"), Column("first_step", "first step"), Column("layers"),
-               Column("first_layer", "first layer", elastic=True))  # fmt: skip
+    columns = (Column("severity", says=True), Column("code"), Column("times"), Column("first_step", "first step"),
+               Column("layers"), Column("first_layer", "first layer", elastic=True))  # fmt: skip
     styles = [STYLES[Severity[row.severity]] for row in codes]
     return Table(columns, [list(vars(row).values()) for row in codes], most=CODES_SHOWN, rest="codes", styles=styles)
 

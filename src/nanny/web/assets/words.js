@@ -44,7 +44,7 @@ function drawVerdict() {
   fill("verdict", make("h1", {}, `${sign} ${t(verdict.word)}`, make("small", {}, cause ? titleOf(cause) : said(verdict.reason))),
     cause ? make("p", { class: "strong" }, placeOf(cause)) : null,
     cause?.remedy ? make("p", { class: "said" }, make("span", { class: "fix" }, labelled("remedy")), rich(said(cause.remedy))) : null,
-    index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, labelled("noticed first"), findingLink(index)) : culpritCard(index),
+    index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, labelled(`noticed.${page.findings[index].severity}`), findingLink(index)) : culpritCard(index),
     page.comparison?.parts ? make("p", { class: "warning strong" }, `${labelled("compare", page.comparison.other.id)}${said(page.comparison.lines[0])}`) : null,
     drawWall(),
     drawFacts(),
