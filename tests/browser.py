@@ -87,3 +87,35 @@ def violations(page: Any) -> list[tuple[str, list[str]]]:
 
     found = Axe().run(page).response["violations"]
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found]
+
+
+def cut_texts(page: Any) -> list[str]:
+    """Words and numbers of the plots that do not lie wholly inside of theirs, or of what clips them."""
+    return list(
+        page.evaluate(
+            """() => [...document.querySelectorAll(".figure svg text")].filter((text) => {
+              const own = text.getBoundingClientRect(), around = text.closest(".figure").getBoundingClientRect();
+              const clip = text.closest("[clip-path]")?.getAttribute("clip-path").match(/#([^'")]+)/);
+              const shape = clip && document.getElementById(clip[1])?.firstElementChild;
+              const inside = shape ? text.ownerSVGElement.getBoundingClientRect().left + shape.x.baseVal.value : -Infinity;
+              return own.width && (own.left < Math.max(around.left, inside) - 1 || own.right > around.right + 1);
+            }).map((text) => text.textContent)"""
+        )
+    )
+
+
+def broken_numbers(page: Any) -> list[str]:
+    """Numbers that begin in one line and end in the next."""
+    return list(
+        page.evaluate(
+            r"""() => { const walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), out = [];
+              while (walk.nextNode()) for (const found of walk.currentNode.data.matchAll(/\d[\d.,]*(e[-+]?\d+| %)?/g)) {
+                const range = document.createRange();
+                range.setStart(walk.currentNode, found.index);
+                range.setEnd(walk.currentNode, found.index + found[0].length);
+                const place = walk.currentNode.parentElement.closest("code, pre, .site, .path");
+                if (!place && new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) out.push(found[0]);
+              }
+              return out; }"""
+        )
+    )

@@ -15,7 +15,8 @@ from nanny import cli
 from nanny.cli.explain import main, rules_page
 from nanny.core.finding import NannyError
 from nanny.diagnose.knowledge import causes
-from nanny.show.pages import all_pages, page_markdown
+from nanny.show.pages import all_pages, page_markdown, page_text
+from nanny.show.term import columns_of
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = ("Why:", "Example:", "Use instead:", "When not:")
@@ -110,7 +111,7 @@ def test_the_document_has_every_rule_once():
 
 
 def test_a_cause_is_explained_in_both_languages(capsys):
-    assert shown(capsys, "mask_inf_full_row").startswith("mask_inf_full_row (mask, nanny diagnose)\n\na row of the softmax")
+    assert shown(capsys, "mask_inf_full_row").startswith("mask_inf_full_row (mask, nanny diagnose)\n\nA row of the softmax")
     assert "## 机制" in shown(capsys, "MASK_INF_FULL_ROW", "--lang", "zh")
 
 
@@ -159,3 +160,15 @@ def test_bash_completes_commands_flags_and_choices(words, offered):
 def test_a_mistyped_command_is_guessed(capsys):
     assert cli.main(["sumary"]) == 2
     assert "did you mean 'summary'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_every_page_fits_into_eighty_columns_but_for_code_and_tables(lang):
+    wide, fenced = [], False
+    for page in all_pages(lang).values():
+        for line in page_text(page, 80).splitlines():
+            fence = line.startswith("```")
+            if not (fenced or fence or line.startswith(("    ", "|", "#"))) and columns_of(line) > 80:
+                wide.append((page.code, line))
+            fenced ^= fence
+    assert wide == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Watched, violations, watched_page
+from browser import Watched, broken_numbers, cut_texts, violations, watched_page
 from runs.query_recordings import HEALTHY, SICK, Recipe, nanny, record
 from show.test_chinese import BROKEN, english_in
 
@@ -201,6 +201,12 @@ def test_the_tree_marks_where_the_first_bad_number_was_born(opened):
     assert len(heads) == 7
     assert all(heads)
     assert born.locator(".quiet").first.inner_text() in ("fp16", "fp32", "bf16")
+    strip = "() => document.querySelector('#tree-space .tree-row.born canvas').toDataURL()"
+    headroom = page.evaluate(strip)
+    page.locator("[data-pick=quantity]").select_option("absmax")
+    page.wait_for_function(f"(before) => ({strip})() !== before", arg=headroom)
+    mark = "document.getElementById('heat-figure').layout.annotations.map((one) => [one.x, heat.matrix.names[heat.rows[one.y]]])"
+    assert page.evaluate(mark) == [[20, "head.softmax"]]
     page.locator("[data-pick=order]").select_option("risk")
     assert page.locator("#tree-space .tree-row").first.inner_text().split("\n")[1] == "head.softmax"
 
@@ -280,18 +286,6 @@ def test_figures_have_names_words_keys_and_can_be_taken_along(opened):
     page.locator("#help button").click()
 
 
-def cut_texts(page: Any) -> list[str]:
-    """Words and numbers of the plots that do not lie wholly inside of theirs."""
-    return list(
-        page.evaluate(
-            """() => [...document.querySelectorAll(".figure svg text")].filter((text) => {
-              const own = text.getBoundingClientRect(), around = text.closest(".figure").getBoundingClientRect();
-              return own.width && (own.left < around.left - 1 || own.right > around.right + 1);
-            }).map((text) => text.textContent)"""
-        )
-    )
-
-
 @pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
     with watched_page(chromium, viewport={"width": 390, "height": 844}) as watched:
@@ -307,23 +301,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(sick, chromium):
         assert cut_texts(page) == []
         cut = "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)"
         assert page.locator("#tree-space .number, #tree-space .mark").evaluate_all(cut) == []
-
-
-def broken_numbers(page: Any) -> list[str]:
-    """Numbers that begin in one line and end in the next."""
-    return list(
-        page.evaluate(
-            r"""() => { const walk = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT), out = [];
-              while (walk.nextNode()) for (const found of walk.currentNode.data.matchAll(/\d[\d.,]*(e[-+]?\d+| %)?/g)) {
-                const range = document.createRange();
-                range.setStart(walk.currentNode, found.index);
-                range.setEnd(walk.currentNode, found.index + found[0].length);
-                const place = walk.currentNode.parentElement.closest("code, pre, .site, .path");
-                if (!place && new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) out.push(found[0]);
-              }
-              return out; }"""
-        )
-    )
 
 
 @pytest.mark.slow
@@ -465,6 +442,9 @@ def test_a_healthy_run_is_called_healthy_and_shows_its_largest_layer(tmp_path, c
         assert page.locator("h1").inner_text().startswith("✓ HEALTHY")
         assert page.locator("#histogram-title").inner_text() == "head · outputs"
         assert "No findings" in page.locator("#findings").inner_text()
+        top = "document.getElementById('curves-figure').layout.yaxis2.domain[1]"
+        assert page.evaluate(top) == pytest.approx(1), "no empty row where findings would be marked"
+        assert "◆" not in page.locator("#heat").inner_text()
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 19, 23)"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from browser import violations, watched_page
+from browser import broken_numbers, cut_texts, violations, watched_page
 from runs.query_recordings import nanny
 from show.test_chinese import english_in
 
@@ -136,7 +136,10 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert all(expected in mark for mark in marks), "the tree marks the culprit at its step, and blames no other"
         told_of_place = page.evaluate("async () => { await describePlace(); return document.getElementById('place').innerText; }")
         assert name != "underflow" or "flushed to zero" not in told_of_place, "what is 0 already has nothing left to lose"
-        if name == "overflow":  # the number that the verdict is about stands in the plot, as the card has it
+        if name == "overflow":
+            around = page.evaluate("() => newTreeRow(tree.culprit.parent).querySelector('.roomy').textContent")
+            assert around == f"from {place} on", "what holds the culprit is not better off than it"
+            # the number that the verdict is about stands in the plot, as the card has it
             labels = page.evaluate("() => document.getElementById('histogram-figure').layout.annotations.map((one) => one.text)")
             number = re.search(r"FP32 has ([\d,]+)", card).group(1)  # type: ignore[union-attr]
             assert f"bmm in FP32: {number}" in labels
@@ -153,6 +156,14 @@ def test_every_screen_names_the_same_cause_place_step_and_remedy(name, tmp_path,
         assert violations(page) == [], "on a phone more of it scrolls"
         assert causes("zh")[one.cause].title.rstrip("。.") in page.locator("h1").inner_text()
         assert [line for line in words_of(page).splitlines() if english_in(line)] == []
+    with watched_page(chromium, viewport={"width": 390, "height": 844}, color_scheme="dark") as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        assert (broken_numbers(page), cut_texts(page)) == ([], [])
+        left = "(texts) => texts.map((one) => one.getBoundingClientRect().left)"
+        (plot,) = page.locator("#histogram-figure .nsewdrag").first.evaluate_all(left)
+        assert min(page.locator("#histogram-figure .annotation-text").evaluate_all(left)) > plot, "no word over the numbers"
+        assert violations(page) == []
 
 
 @pytest.mark.slow

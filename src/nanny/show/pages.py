@@ -104,12 +104,11 @@ def all_names() -> list[tuple[str, str]]:
 
 
 def page_text(page: Page, width: int = DEFAULT_WIDTH) -> str:
-    text = reflow(page.text, width) if page.lang == "en" else page.text
-    return f"{page.code} ({page.kind}, {page.by})\n\n{text}"
+    return f"{page.code} ({page.kind}, {page.by})\n\n{reflow(page.text, width, page.lang)}"
 
 
-def reflow(text: str, width: int) -> str:
-    """Paragraphs within `width` columns; code, tables and blank lines as they are."""
+def reflow(text: str, width: int, lang: str = "en") -> str:
+    """Paragraphs within `width` columns; code, tables and blank lines as they are. Chinese has no space to join lines with."""
     out: list[str] = []
     paragraph: list[str] = []
     fenced = False
@@ -126,7 +125,7 @@ def reflow(text: str, width: int) -> str:
             finish()
             out.append(line)
         else:
-            if SECTION.match(line) or _ITEM.match(line):
+            if SECTION.match(line) or _ITEM.match(line) or lang == "zh":
                 finish()
             paragraph.append(line.strip() if paragraph else line.rstrip())
         fenced ^= fence

@@ -51,7 +51,7 @@ def overflow(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     traits = set(_traits(suspect, step))
     return hazard_of(
         suspect,
-        f"{what}: {share(suspect.share)} of its {suspect.count} results become infinite"
+        f"{what}: {share(suspect.share)} of its {suspect.count:,} results become infinite"
         + (f"; {share(suspect.ruined)} of the parameters get no gradient, or a wrong one" if suspect.ruined else ""),
         form.name,
         *sorted(traits),

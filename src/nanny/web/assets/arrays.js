@@ -58,8 +58,11 @@ function shortened(text, width) {
   return `${text.slice(0, head)}…${text.slice(text.length - (width - 1 - head))}`;
 }
 
-// Of a layer's name the end tells it apart.
-const tailOf = (text, width) => (text.length <= width ? text : `…${text.slice(text.length - width + 1)}`);
+// Of a layer's name the end tells it apart; it begins with a whole part where one begins nearby.
+function tailOf(text, width) {
+  const from = text.length - width + 1, dot = text.indexOf(".", from - 1);
+  return text.length <= width ? text : `…${text.slice(dot >= 0 && dot < from + width / 2 ? dot + 1 : from)}`;
+}
 
 // Plotly reads a little HTML in texts; names of layers are not meant as any.
 const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\s+/g, " ");

@@ -51,7 +51,7 @@ async function drawHistogram() {
   layout.xaxis2.domain = [(wide + 8) / inside, 1];
   layout.yaxis = { ...layout.yaxis, ...orderTicks(span), range: [span.zero - 1, span.bad + 1] };
   const edges = borders(form, bits, span);
-  layout.annotations = [...edges.annotations, ...whatFp32Has(found.name, kind, bits, span)];
+  layout.annotations = [...edges.annotations, ...whatFp32Has(found.name, kind, bits, span, wide)];
   const frame = JSON.stringify(layout), stands = place.dataset.ready && shown?.frame === frame, columns = Math.max(50, Math.floor(wide / CELL));
   const rows = span.bad - span.zero + 1, beside = other ? barsAt(other, span) : null;
   const picture = (tall) => histogramImage(matrix, range, columns, rows, span, tall);
@@ -91,7 +91,7 @@ function barShapes(bars, beside) {
   const longest = Math.max(...bars.x, ...(beside?.x ?? []), 0.01), shape = { type: "path", xref: "x2", yref: "y2" };
   const own = bars.y.map((y, i) => `M0,${y - 0.47}H${bars.x[i] / longest}V${y + 0.47}H0Z`).join("");
   const outline = beside && `M0,${beside.y[0] - 0.5}${beside.y.map((y, i) => `H${beside.x[i] / longest}V${y + 0.5}`).join("")}`;
-  const label = { text: percent(longest), textposition: "middle right", font: { size: 10 }, padding: 0 };
+  const label = { text: `${Math.round(100 * longest)} %`, textposition: "middle right", font: { size: 10 }, padding: 0 };
   return [{ ...shape, path: own, fillcolor: colour("--own"), line: { width: 0 } },
     ...(beside ? [{ ...shape, path: outline, line: { color: colour("--other"), width: 2, dash: "dot" } }] : []),
     { type: "rect", xref: "x2", yref: "paper", x0: 0, x1: 1, y0: -0.05, y1: 0, line: { width: 0 }, label }];
@@ -122,11 +122,12 @@ function orderTicks(span) {
 }
 
 // The number that the verdict is about: what the operation gives in FP32, where the format ends.
-function whatFp32Has(site, kind, bits, span) {
+function whatFp32Has(site, kind, bits, span, wide) {
   const { expected, said: text, op, step } = page.focus, height = Math.log2(Math.abs(Number(expected)));
   if (site !== page.focus.site || kind !== page.focus.kind || !Number.isFinite(height) || height > span.high + 8) return [];
+  const [from, until] = rangeShown(), early = wide * (step - from) < 120 * (until - from); // no room on the left
   return [{
-    x: step, y: Math.min(height, span.high), text: plain(t("fp32 has", op, text)), showarrow: true, arrowhead: 2, ax: -70, ay: 18,
+    x: step, y: Math.min(height, span.high), text: plain(t("fp32 has", op, text)), showarrow: true, arrowhead: 2, ax: early ? 70 : -70, ay: 18,
     arrowcolor: colour("--error"), font: { size: 11, color: colour("--error") }, bgcolor: colour("--card"), opacity: 0.95,
   }];
 }

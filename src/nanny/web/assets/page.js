@@ -110,7 +110,7 @@ function choose(index) {
 function redraw(changed) {
   const any = (...names) => names.some((name) => changed.includes(name));
   if (any("kind", "quantity", "order")) drawControls();
-  if (any("kind", "filter", "format", "order", "range", "site", "step")) drawTree(); // before what moves: it asks how far it is scrolled
+  if (any("kind", "quantity", "filter", "format", "order", "range", "site", "step")) drawTree(); // before what moves: it asks how far it is scrolled
   if (any("severity", "code", "search")) drawFindings();
   else if (any("finding")) markFinding();
   if (!globalThis.Plotly) return;

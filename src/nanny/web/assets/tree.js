@@ -106,12 +106,18 @@ async function drawTree() {
     await makeTree();
     tree.page = page;
   }
+  const quantity = quantityShown(), drawn = `${quantity} ${state.format}`, own = tree;
+  if (own.drawn !== drawn) {
+    const strip = await matrixOf(own.kind, quantity);
+    Object.assign(own, { drawn, strip, scale: scaleOf(quantity, strip) });
+  }
+  if (own !== tree) return; // another kind was chosen meanwhile
   tree.shown = treeRows();
   const chosen = tree.shown.findIndex((node) => node.path === state.site), listed = `${state.order} ${state.filter}`;
   const again = tree.listed === undefined || tree.listed === listed; // another list is read from its top
   const moved = tree.site !== state.site && chosen >= 0;
   tree.active = !again ? 0 : moved ? chosen : Math.min(tree.active ?? 0, Math.max(0, tree.shown.length - 1));
-  const look = `${listed} ${state.format} ${rangeShown()} ${language}`;
+  const look = `${listed} ${drawn} ${rangeShown()} ${language}`;
   if (look !== tree.look) tree.rows.clear();
   Object.assign(tree, { listed, site: state.site, look });
   const bad = tree.all.filter((node) => node.row >= 0 && tree.facts[node.row].bad !== null).length;
@@ -127,7 +133,7 @@ async function drawTree() {
 
 // Only what is in view is made, and once: five thousand modules cost as much as twenty, and a click moves two marks.
 function drawTreeRows() {
-  if (!tree) return;
+  if (!tree?.scale) return;
   const grid = document.getElementById("tree-grid"), from = Math.max(0, Math.floor(grid.scrollTop / TREE_ROW) - 2);
   const rows = tree.shown.slice(from, from + TREE_MOST + 5).map((node, i) => treeRow(node, from + i)), space = document.getElementById("tree-space");
   if (rows.length !== space.children.length || rows.some((row, i) => row !== space.children[i])) space.replaceChildren(...rows);
@@ -154,7 +160,8 @@ function newTreeRow(node) {
   const own = node.row >= 0 ? tree.facts[node.row] : node, bits = headroomOf(kids && !open ? node : own);
   const look = bits < 1 ? "error" : bits < 4 ? "warning" : "";
   const room = bits === -Infinity ? t("bad") : bits === Infinity ? "-" : t("bits", bits.toFixed(1));
-  const born = node === tree.born, inside = !born && !open && holds(node, tree.born), from = kids && !open ? node.bad : own.bad;
+  const born = node === tree.born, inside = !born && !open && holds(node, tree.born), seen = kids && !open ? node.bad : own.bad;
+  const from = seen !== null && tree.culprit?.bad != null && holds(node, tree.culprit) ? Math.min(seen, page.focus.step ?? seen) : seen; // it is inside
   const since = tree.culprit ? page.focus.step ?? own.bad : own.bad;
   const [sign, said, brief] = born ? ["◆", t(!tree.culprit ? "tree.seen" : node.bad === null ? "tree.culprit" : "tree.born", since), t("step", since)]
     : inside ? ["◆", t("tree.inside"), t("tree.inside.brief")] : from !== null ? ["✕", t("tree.from", from), t("step", from)] : ["", "", ""];
@@ -189,7 +196,7 @@ function paintStrip(canvas, node) {
   const rows = [], gather = (one) => (one.row >= 0 && rows.push(one.row), one.kids.forEach(gather));
   if (!state.filter && state.order !== "risk" && !tree.open.has(node)) gather(node);
   else if (node.row >= 0) rows.push(node.row);
-  const { level } = scaleOf("headroom", tree.matrix), { codes } = pooledTo(tree.matrix, rows, rangeShown(), TREE_STRIP, 1);
+  const { level } = tree.scale, { codes } = pooledTo(tree.strip, rows, rangeShown(), TREE_STRIP, 1);
   paint(canvas, (x, y) => (codes[x] >= CODE.infinite || (y >= 2 && y < 10) ? level(codes[x]) : NaN));
 }
 

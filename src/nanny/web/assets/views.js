@@ -2,7 +2,7 @@
 // The three linked plots. Each draws from `page` (decoded data) and `state` (what is chosen), and reports clicks and zooms.
 
 const SMALL = matchMedia("(max-width: 640px)").matches;
-const LEFT = SMALL ? 76 : 168, RIGHT = SMALL ? 52 : 100, CELL = 2, MAP_ROWS = 60; // a phone's width is for the plot
+const LEFT = SMALL ? 76 : 168, RIGHT = SMALL ? 58 : 100, CELL = 2, MAP_ROWS = 60; // a phone's width is for the plot
 const SETTINGS = { displaylogo: false, responsive: false, displayModeBar: false, doubleClick: false };
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 let linking = false;
@@ -62,6 +62,7 @@ function drawCurves() {
     if (SMALL) Object.assign(label, { xanchor: "left", xshift: 4, y: 1, yanchor: "bottom", font: { size: 11 } }); // no room beside the axis
   }
   layout.annotations.push(...lastValues(layout));
+  if (!page.findings.some((finding) => finding.step !== null)) withoutMarks(layout);
   const loss = figure.data.find((trace) => trace.meta === "loss");
   if (loss) layout[(loss.yaxis || "y").replace("y", "yaxis")].type = isLossOnLog() ? "log" : "linear";
   for (const axis of Object.values(layout)) if (axis && axis.type === "log") Object.assign(axis, logTicks(axis, figure.data));
@@ -79,6 +80,15 @@ function drawCurves() {
       else update({ step: event.points[0].x });
     });
   });
+}
+
+// Nothing was found, so nothing is marked: the curves take the row above them.
+function withoutMarks(layout) {
+  const top = layout.yaxis2.domain[1];
+  for (const [name, axis] of Object.entries(layout)) if (/^yaxis\d+$/.test(name)) axis.domain = axis.domain.map((edge) => Math.min(1, edge / top));
+  layout.height *= top;
+  layout.yaxis.domain = [0.999, 1];
+  if (SMALL) layout.margin.t = 20; // for the name of the first curve
 }
 
 const SMOOTHED = ["loss", "grad_norm"], MEMORY = 0.9;
@@ -325,6 +335,7 @@ async function drawHeat() {
   ];
   layout.yaxis = { ...layout.yaxis, ...layerTicks(matrix, rows, layout.height - 42), range: [rows.length - 0.5, -0.5] };
   layout.shapes = heatShapes();
+  layout.annotations = culpritOnHeat(matrix, rows);
   await plot(place, data, layout);
   if (!place.dataset.ready) {
     place.dataset.ready = "yes";
@@ -367,7 +378,7 @@ function crossPoints(grid, range, height) {
 function layerTicks(matrix, rows, height) {
   const every = Math.max(1, Math.ceil((rows.length * 14) / height)), tickvals = [], ticktext = [];
   for (let i = 0; i < rows.length; i += every) {
-    tickvals.push(i), ticktext.push(plain(tailOf(matrix.names[rows[i]], SMALL ? 9 : 23)));
+    tickvals.push(i), ticktext.push(plain(tailOf(matrix.names[rows[i]], SMALL ? 10 : 23)));
   }
   return { tickmode: "array", tickvals, ticktext, tickfont: { size: 11 } };
 }
@@ -379,6 +390,13 @@ function heatShapes() {
     shapes.push({ type: "rect", xref: "paper", yref: "y", x0: 0, x1: 1, y0: row - 0.5, y1: row + 0.5, line: edge });
   }
   return shapes;
+}
+
+// Where the verdict points, whether a sample was taken there or not: an examined step is none.
+function culpritOnHeat(matrix, rows) {
+  const { kind, site, step, own } = page.focus, row = rows.indexOf(matrix.names.indexOf(site));
+  if (!own || kind !== state.kind || step === null || row < 0) return [];
+  return [{ x: step, y: row, text: "◆", showarrow: false, font: { size: 15, color: colour("--error") }, bgcolor: colour("--card"), borderpad: 0, opacity: 0.95 }];
 }
 
 function cellUnder(point) {
@@ -405,5 +423,5 @@ function describe(code, quantity, kind) {
   const text = `${name}${colon()}${SHARES.includes(quantity) && isFiniteCode(code) ? percent(2 ** log2Of(code)) : valueText(code)}`;
   if (quantity !== "headroom" || !isFiniteCode(code)) return text;
   const form = formatChosen(), bits = form.logMax - log2Of(code);
-  return `${text}, ${t(bits < 0 ? "bits beyond" : "bits to overflow", Math.abs(bits).toFixed(1), form.title)}`;
+  return `${text}${language === "zh" ? "，" : ", "}${t(bits < 0 ? "bits beyond" : "bits to overflow", Math.abs(bits).toFixed(1), form.title)}`;
 }

@@ -45,7 +45,7 @@ function drawVerdict() {
     cause ? make("p", { class: "strong" }, placeOf(cause)) : null,
     cause?.remedy ? make("p", { class: "said" }, make("span", { class: "fix" }, labelled("remedy")), rich(said(cause.remedy))) : null,
     index < 0 ? null : page.diagnoses.length ? make("p", { class: "quiet" }, labelled(`noticed.${page.findings[index].severity}`), findingLink(index)) : culpritCard(index),
-    page.comparison?.parts ? make("p", { class: "warning strong" }, `${labelled("compare", page.comparison.other.id)}${said(page.comparison.lines[0])}`) : null,
+    page.comparison?.parts ? make("p", { class: "warning strong" }, `${labelled("compare", page.comparison.other.id)}`, rich(said(page.comparison.lines[0]))) : null,
     drawWall(),
     drawFacts(),
     page.notes.map((note) => make("p", { class: "warning" }, said(note))), cause ? null : commands(page.next));
@@ -58,7 +58,7 @@ function drawWall() {
   const card = asImage(page.card[language] ?? page.card.en);
   return make("figure", { id: "wall" },
     make("img", { src: `${card}#svgView(viewBox(16,104,800,366))`, alt: `${labelled(page.verdict.word)}${verdictSentence()}`, width: 800, height: 366 }),
-    make("figcaption", {}, page.outlook[language].map(([head, text]) => make("p", {}, make("b", {}, `${head}${colon()}`), text)),
+    make("figcaption", {}, page.outlook[language].map(([head, text]) => make("p", {}, make("b", {}, `${head}${colon()}`), whole(text))),
       make("a", { href: card, download: `nanny-run-${page.run.id}.svg` }, t("save picture"))));
 }
 
@@ -116,7 +116,7 @@ function drawFacts() {
   if (curves.skipped && curves.skipped.values.length) facts.push(["skipped", String(curves.skipped.values.length)]);
   if (run.cost.en) facts.push(["cost", run.cost[language]]);
   if (run.dropped) facts.push(["dropped", String(run.dropped)]);
-  return make("dl", { class: "facts" }, facts.map(([key, text]) => make("div", {}, make("dt", {}, t(key)), make("dd", {}, text))));
+  return make("dl", { class: "facts" }, facts.map(([key, text]) => make("div", {}, make("dt", {}, t(key)), make("dd", {}, whole(text)))));
 }
 
 // News must not take the filter from under the fingers of who types it, nor scroll the list back.
@@ -149,7 +149,7 @@ function drawDiagnoses() {
     const show = page.focus.step === null ? null : showCulprit;
     const known = d.pages[language] || d.pages.en;
     return make("div", { class: "diagnosis" },
-      make("p", { class: "quiet" }, make("b", {}, d.cause), ` · ${d.facts[language].join(" · ")}`),
+      make("p", { class: "quiet" }, make("b", {}, d.cause), whole(` · ${d.facts[language].join(" · ")}`)),
       d.source ? make("pre", { class: "source", tabindex: "0" }, d.source) : null,
       d.chain.length ? make("ul", { class: "chain", title: t("chain") }, d.chain.map((link) => make("li", {}, rich(said(link))))) : null,
       d.evidence.length ? make("ul", { title: t("evidence") }, d.evidence.map((fact) => make("li", {}, rich(said(fact))))) : null,
@@ -248,7 +248,7 @@ function setUpSections() {
     page.steps ? make("div", { class: "bar" }, pick("loss axis", "axis", [["", t("axis.auto")], ["log", t("axis.log")], ["linear", t("axis.linear")]], state.axis),
       pick("smoothing", "smooth", [["", t("smooth.none")], ["yes", t("smooth.some")]], state.smooth)) : null,
     figure("curves"));
-  fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint")) : null,
+  fill("heat", make("h2", {}, t("heat")), make("div", { id: "heat-bar", class: "bar" }), layers ? make("p", { class: "quiet" }, t("heat.hint"), page.focus.own ? ` ${t("heat.culprit")}` : "") : null,
     make("p", { id: "heat-message", class: "quiet" }), figure("heat", "hatched"));
   fill("histogram", make("h2", {}, t("histogram"), " ", make("span", { id: "histogram-title", class: "site" })),
     make("p", { class: "quiet" }, t("histogram.hint")), make("p", { id: "place" }), make("p", { id: "histogram-message", class: "quiet" }),
@@ -361,17 +361,18 @@ function drawWhatif() {
     : f.with_losses ? ["survives losses", "warning", "▲"] : [f.own ? "survived" : "survives", "good", "✓"]);
   const many = (text) => whatif.formats.filter((f) => f.remarks.includes(text)).length > 1;
   const common = [...new Set(whatif.formats.flatMap((f) => f.remarks.filter(many)))];
+  const scaled = whatif.formats.some((f) => f.best_scale !== null), heads = ["format", "outcome", ...(scaled ? ["best scale"] : []), "why"];
   const rows = whatif.formats.map((f) => {
     const [key, look, sign] = word(f), title = page.formats.find((form) => form.name === f.dtype).title;
     const why = f.reasons.length ? f.reasons : [f.verdict];
     return make("tr", {}, make("td", { class: "strong", "data-head": t("format") }, title), make("td", { class: `${look} whole`, "data-head": t("outcome") }, `${sign} ${t(key)}`),
-      make("td", { "data-head": t("best scale") }, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)),
+      scaled ? make("td", { "data-head": t("best scale") }, f.best_scale === null ? "-" : powerOfTwo(f.best_scale)) : null,
       make("td", {}, why.map((text) => make("div", {}, rich(said(text)))), f.remarks.filter((text) => !many(text)).map((text) => make("div", { class: "quiet" }, rich(said(text))))));
   });
   const note = whatif.note === "long" ? t("whatif.long") : said(whatif.note);
-  fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, note, " ", make("code", {}, whatif.command)) : null,
+  fill("whatif", make("h2", {}, t("whatif")), note ? make("p", { class: "quiet" }, rich(note), " ", make("code", {}, whatif.command)) : null,
     rows.length ? make("div", { class: "scroll" }, make("table", { class: "cards" }, make("thead", {}, make("tr", {},
-      ["format", "outcome", "best scale", "why"].map((key) => make("th", { scope: "col" }, t(key))))), make("tbody", {}, rows))) : null,
+      heads.map((key) => make("th", { scope: "col" }, t(key))))), make("tbody", {}, rows))) : null,
     common.length ? make("p", { class: "quiet" }, `${t("for all")} ${common.map(said).join(" · ")}`) : null);
 }
 
