@@ -34,6 +34,7 @@ def _draw(summary: Summary, wall: Wall, lang: str) -> str:
     one = None if verdict.diagnosis is None else verdict.diagnosis.in_language(lang)
     page = None if one is None else causes(lang).get(one.cause)
     noticed = verdict.first if one is None and verdict.healthy is False else None
+    proof = () if one is None or one.source else one.evidence[:1]  # where there is no line to show, what proves it
     return wall_svg(
         wall,
         word=verdict.word,
@@ -41,9 +42,9 @@ def _draw(summary: Summary, wall: Wall, lang: str) -> str:
         title=translate(verdict.reason, lang) if one is None else one.cause if page is None else page.title.rstrip(".。"),
         subtitle=_noticed_at(noticed, lang) if one is None else _place(one, verdict.rank, lang),
         source="" if one is None else one.source,
-        seen="" if noticed is None else translate(noticed.message, lang).replace("`", ""),
+        seen="".join(proof if noticed is None else (translate(noticed.message, lang),)).replace("`", ""),
         change=(one.remedy if one is not None else translate(noticed.hint, lang) if noticed is not None else "").replace("`", ""),
-        chain=() if one is None else one.chain,
+        chain=() if one is None else tuple(link.replace("`", "") for link in one.chain),
         footer=f"nanny · {translate(title_of(source), lang)}",
         lang=lang,
     )

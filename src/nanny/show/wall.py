@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ..core.numbers import number, short
 from ..core.terminal import visible
+from .term import wrap
 from .translation import words_of
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ MOST_TICKS = 6  # numbers under the axis, about
 ALL_ZERO_ORDERS = 14  # above the floor, where there is nothing but zeros to draw
 TITLE = 18  # the smallest it is written
 WIDEST = 0.02  # of the axis, for one column of samples
+LETTER = 0.58  # of its size, how wide one is
 _STYLE = """
 .paper{fill:#fff}.ink{fill:#1a2230}.soft{fill:#5b6675}.grid{stroke:#dfe4ea}.cell{fill:#2c6fbb}.code{fill:#f3f5f8}
 .wall{stroke:#c8451b;stroke-width:3}.hot{fill:#c8451b}.ghost{fill:none;stroke:#c8451b;stroke-width:1.6}.ran{fill:#2c6fbb}
@@ -79,7 +81,8 @@ def wall_svg(
 def _head(word: str, good: bool, title: str, subtitle: str) -> Iterator[str]:
     width = 30 + _width(word, 22)
     yield f'<rect class="{"good" if good else "hot"}" x="36" y="28" width="{width:.0f}" height="32" rx="16"/>'
-    yield f'<text x="48" y="50" font-size="18" font-weight="700" fill="#fff">{_safe(word)}</text>'
+    middle = f'x="{36 + width / 2:.0f}" y="50" font-size="18" font-weight="700" text-anchor="middle" fill="#fff"'
+    yield f"<text {middle}>{_safe(word)}</text>"
     room = 1112 - width
     size = min(24, int(room / _width(title, 1.04)))
     lines = [title] if size >= TITLE else _wrap(title, room, 1.04 * TITLE)
@@ -370,7 +373,7 @@ def _safe(text: str) -> str:
 
 def _width(text: str, size: float) -> float:
     """Roughly: fonts differ, so a little wide."""
-    return sum(1.0 if c in "mwMW%" or unicodedata.east_asian_width(c) in "WF" else 0.58 for c in text) * size
+    return sum(1.0 if c in "mwMW%" or unicodedata.east_asian_width(c) in "WF" else LETTER for c in text) * size
 
 
 def _fit(text: str, width: float, size: float) -> str:
@@ -382,20 +385,4 @@ def _fit(text: str, width: float, size: float) -> str:
 
 
 def _wrap(text: str, width: float, size: float) -> list[str]:
-    lines = [""]
-    for word in _words(text):
-        if lines[-1] and _width(lines[-1] + word.rstrip(), size) > width:
-            lines.append("")
-        lines[-1] += word if lines[-1] else word.lstrip()
-    return [line.rstrip() for line in lines if line.strip()]
-
-
-def _words(text: str) -> Iterator[str]:
-    """Chinese breaks between any two characters."""
-    word = ""
-    for c in text:
-        word += c
-        if c == " " or unicodedata.east_asian_width(c) in "WF":
-            yield word
-            word = ""
-    yield word
+    return wrap(text, int(width / (LETTER * size)))
