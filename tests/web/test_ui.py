@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from browser import violations, watched_page
-from runs.query_recordings import CULPRIT, HEALTHY, SICK, record
+from runs.query_recordings import CULPRIT, HEALTHY, SICK, nanny, record
 
 from nanny.cli import main
 from nanny.core.finding import Finding, Severity
@@ -403,6 +403,8 @@ def test_the_list_leads_to_the_page_of_a_run_and_back(many, chromium):
 def test_no_word_is_broken_in_the_list(width, tmp_path, chromium):
     for name in ("underflow/nanny_logs", "experiments/second_try/nanny_logs"):
         record(tmp_path / name, replace(SICK, started=1000.0))
+    example = Path(__file__).parents[2] / "examples" / "lost_digits.py"
+    assert nanny("run", example, cwd=tmp_path).returncode == 0
     size = {"width": width, "height": 900}
     with serving(tmp_path) as client, watched_page(chromium, own_server=client.address, viewport=size) as watched:
         watched.page.goto(client.address)
@@ -417,6 +419,10 @@ def test_no_word_is_broken_in_the_list(width, tmp_path, chromium):
               return out; }"""
         )
         assert broken == []
+        text = watched.page.locator("table").inner_text()
+        assert "catastrophic_cancellation" in text
+        assert "second_try" in text
+        assert "/nanny_logs" not in text, "every run lies in one of that name"
         assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 

@@ -10,15 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.numbers import duration, shorten
+from ..core.numbers import shorten
 from ..core.plain_json import finding_object
 from ..diagnose.verdict import finding_of
+from ..runs.text.runs import store_folder
 from ..show.html import asset
 from ..show.translation import translate, words_of
 from .runlist import Job, Rank
 
 REFRESH_SECONDS = 10
 RANKS_SHOWN = 256
+_UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # as coarse as they may be
 Address = Callable[[Path, int], str]
 
 
@@ -91,7 +93,7 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
     name = f"{_folder(store, top)}\xa0·\xa0{run.id}" if _folder(store, top) else str(run.id)
     here = html.escape(address(store, run.id))
     box = f'<input type="checkbox" name="run" value="{here}" aria-label="{words["tick"]} {html.escape(name)}">'
-    ago = words["ago"].format(duration(max(time.time() - run.started, 0.0)))
+    ago = _ago(time.time() - run.started, words)
     heads = [words[key] for key in ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")]
     cells = [
         box,
@@ -105,9 +107,14 @@ def _row(job: Job, top: Path, address: Address, lang: str) -> str:
         f'<span class="site parts">{_parts(shorten(shlex.join(run.argv), 80))}</span>',
     ]
     broken = (1, 2, 8)  # names, reasons and commands may break anywhere, words and dates may not
-    kinds = ["" if i in broken else ' class="whole"' for i in range(len(cells))]
+    kinds = [' class="parts"' if i in broken else ' class="whole"' for i in range(len(cells))]
     shown = [f'<td{kind} data-head="{head}">{cell}</td>' for kind, head, cell in zip(kinds, heads, cells)]
     return f"<tr>{''.join(shown)}</tr>"
+
+
+def _ago(seconds: float, words: Mapping[str, str]) -> str:
+    unit, size = next((one for one in _UNITS if seconds >= one[1]), _UNITS[-1])
+    return words[f"ago.{unit}"].format(int(max(seconds, 0) // size))
 
 
 def _parts(name: str) -> str:
@@ -124,7 +131,7 @@ def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
     at += "" if job.verdict.rank is None else f", {words['rank'].format(job.verdict.rank)}"
     message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shorten(translate(culprit.message, lang), 500)))
-    return f'{html.escape(culprit.code)}{at} <span class="site">{place}</span><span class="quiet two-lines">{message}</span>'
+    return f'{_parts(culprit.code)}{at} <span class="site">{place}</span><span class="quiet two-lines">{message}</span>'
 
 
 def _ranks(job: Job, address: Address, words: Mapping[str, str]) -> str:
@@ -146,7 +153,7 @@ def _folder(store: Path, top: Path) -> str:
     """Where the store lies below the folder that is served; empty where there is only one place."""
     if top.is_file() or store.parent == top:
         return "" if store.name == "metrics.db" or top.is_file() else store.name
-    return store.relative_to(top).parent.as_posix()
+    return store_folder(store.relative_to(top))
 
 
 def _page(title: str, body: str, lang: str, refresh: int | None) -> str:

@@ -76,12 +76,12 @@ def _run_table(runs: Sequence[ListedRun], many_files: bool) -> Table:
     dull |= set() if many_files else {"file"}
     columns = tuple(column for column in _SHOWN if column.name not in dull)
     told = [run.cause or run.verdict.partition(":")[0] for run in runs]
-    cells = [{**vars(run), "told": word, "file": _store_folder(Path(run.file))} for run, word in zip(runs, told)]
+    cells = [{**vars(run), "told": word, "file": store_folder(Path(run.file))} for run, word in zip(runs, told)]
     styles = ["error" if run.verdict.startswith("NOT HEALTHY") else "warning" if run.healthy is False else "" for run in runs]
     return Table(columns, [[cell[column.name] for column in columns] for cell in cells], styles=styles)
 
 
-def _store_folder(path: Path) -> str:
+def store_folder(path: Path) -> str:
     """What to type after --db: the folder, where the file and its own folder have their usual names."""
     folder = path.parent if path.name == store_name(0) else path
     return str(folder.parent if folder.name == DEFAULT_FOLDER and folder.parent.name else folder)
