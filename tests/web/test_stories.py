@@ -6,6 +6,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,14 +192,50 @@ def test_a_run_in_bf16_without_autocast_is_asked_about_bf16_and_beside_its_refer
     recorded("lost_updates", tmp_path)
     monkeypatch.chdir(tmp_path)
     write_report(tmp_path / "report.html", compare="1")
+    told = nanny("compare", "1", "2", cwd=tmp_path).stdout.splitlines()[0]
+    assert Tools(ReadableFolder(tmp_path)).compare_runs(1, 2).verdict == told
     with watched_page(chromium) as watched:
         watched.page.goto((tmp_path / "report.html").as_uri())
         page = watched.drawn()
         assert page.evaluate("() => state.format") == "bf16"
-        assert "run 1" in page.locator("#comparison h2").inner_text()
+        assert page.locator("#comparison h2").inner_text() == "Beside run 1 (A; this run is B)"
+        assert told == page.locator("#comparison p").first.inner_text()
+        assert told in page.locator("#verdict").inner_text(), "the same words at the head"
         assert violations(page) == []
         assert page.evaluate("() => quantitiesOf(state.kind).includes('ratio')")
         rows = page.locator("#whatif tbody tr").all_inner_texts()
         assert "✕" in next(row for row in rows if row.startswith("BF16"))
+        page.click("#language")
+        assert [line for line in words_of(page).splitlines() if english_in(line)] == []
+
+
+@pytest.mark.slow
+def test_two_processes_tell_one_story_and_name_the_rank_that_began_it(tmp_path, monkeypatch, chromium):
+    shutil.copy(EXAMPLES / "ddp.py", tmp_path)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nanny", "run", "ddp.py")
+    done = subprocess.run([sys.executable, *launch], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    monkeypatch.chdir(tmp_path)
+    with open_job(None, None) as (sources, notes):
+        summary = summarize(sources, notes)
+        card = plain(card_svg(summary))
+    one = summary.diagnosis
+    assert one is not None
+    assert (one.cause, one.culprit, one.step, summary.verdict.rank) == ("data_nan", "data:input", 40, 1)
+    place = "step 40", "rank 1", one.cause, one.culprit
+    asked = [nanny(command, cwd=tmp_path).stdout for command in ("summary", "diagnose", "alerts")]
+    for screen in (done.stdout + done.stderr, *asked, card):
+        assert {fact for fact in place if fact not in screen} == set()
+    assert f"all 2 ranks: {summary.verdict.text}" in done.stdout + done.stderr
+    assert "--db nanny_logs/metrics.rank1.db" in asked[2], "what to type next leads to the rank that began it"
+    assert Tools(ReadableFolder(tmp_path)).run_summary().verdict == summary.verdict.text
+    write_report(tmp_path / "report.html")
+    with watched_page(chromium) as watched:
+        watched.page.goto((tmp_path / "report.html").as_uri())
+        page = watched.drawn()
+        verdict = page.locator("#verdict").inner_text()
+        assert {fact for fact in ("data:input", "step 40", "rank 1") if fact not in verdict} == set()
+        assert [row.split("\n")[0] for row in page.locator("#ranks .rank").all_inner_texts()] == ["rank 0", "rank 1 ◆ the first"]
+        assert page.evaluate("() => [state.step, page.run.rank]") == [40, 1]
+        assert violations(page) == []
         page.click("#language")
         assert [line for line in words_of(page).splitlines() if english_in(line)] == []

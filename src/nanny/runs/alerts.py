@@ -25,6 +25,7 @@ class Alerts:
     """The findings that the filters let through; `cause`: the diagnosis as one, which is not counted among them."""
 
     source: Source  # of the first process
+    there: Source  # of the one in which it began
     verdict: Verdict
     cause: Finding | None
     found: list[Finding]
@@ -64,7 +65,8 @@ def find_alerts(
     filtered = bool(codes) or any(chosen is not None for chosen in (severity, layer, steps))
     severities = [f.severity for f in through] + ([] if filtered or verdict.severity is None else [verdict.severity])
     worst = max(severities, default=None)
-    return Alerts(sources[0], verdict, kept, found, bool(everything) and not through, worst, unknown, list(notes))
+    there = next((source for source in sources if source.run.rank == verdict.rank), sources[0])
+    return Alerts(sources[0], there, verdict, kept, found, bool(everything) and not through, worst, unknown, list(notes))
 
 
 def under_verdict(verdict: Verdict, found: Sequence[Finding]) -> list[Finding]:

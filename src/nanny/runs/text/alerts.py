@@ -81,7 +81,7 @@ def _after_alerts(alerts: Alerts) -> list[str]:
         return [alerts.source.command("summary")]
     out = [f"nanny rule {worst.code}"]
     if worst.step is not None:
-        out.append(alerts.source.command("stats", "--step", worst.step))
+        out.append(alerts.there.command("stats", "--step", worst.step))
     return out
 
 
