@@ -273,3 +273,13 @@ def test_a_batch_is_blamed_for_what_was_added_only_if_that_is_read_from_it(is_re
                 (model(x) + y - shift).square().mean().backward()
     found = diagnoses_of(nanny.evidence())[0]
     assert (found.cause, found.confidence > 0.9) == ("data_nan", is_read)
+
+
+@pytest.mark.parametrize(("empty", "sure"), [(True, False), (False, True)])
+def test_an_operation_that_met_minus_infinity_beside_its_graph_has_not_made_it_for_sure(empty, sure):
+    """`log(0)` of a target has no gradient, so the graph does not know it; the loss is the first that does."""
+    predicted = torch.full((3,), 1e30, requires_grad=True)
+    target = torch.tensor([1.0, 0.0 if empty else 2.0, 3.0]).log()
+    found = first_nonfinite(nn.functional.mse_loss(predicted, target), {})
+    assert found is not None
+    assert (found.op, found.sure) == ("mse_loss", sure)

@@ -283,7 +283,9 @@ def _autopsy_of(node: Any, parameters: Mapping[int, str], seen: Mapping[str, Any
     maker, result = _maker_behind(node, good)
     if result is not None:
         seen = {"dtype": short_dtype(result.dtype), "nan": bool(result.isnan().any())}
-    sure = result is not None or any(isinstance(kept_by(maker, n), Tensor) for n in dir(maker) if n.startswith("_saved_"))
+    kept = {n: t for n in dir(maker) if n.startswith("_saved_") and isinstance(t := kept_by(maker, n), Tensor)}
+    infinite = any(is_readable(t) and bool(t.isneginf().any()) for n, t in kept.items() if not n.startswith(_OUTPUTS))
+    sure = result is not None or (bool(kept) and not infinite)  # a -Inf that went in may be a mask, or the bad number itself
     weights = [w for n, _ in maker.next_functions if (w := _weight(n)) is not None and id(w) in parameters]
     poisoned = next((parameters[id(w)] for w in weights if not _is_good(w)), "")
     if seen["dtype"] == "float16":
