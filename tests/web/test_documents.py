@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from browser import violations, watched_page
+from browser import broken_numbers, violations, watched_page
 from show.test_chinese import english_in
 from torch import nn
 
@@ -61,8 +61,13 @@ def overflowing() -> nn.Sequential:
 
 
 @pytest.fixture(scope="module")
-def diff_text() -> str:
-    return render_diff(nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16))
+def overflowed() -> nanny.DiffReport:
+    return nanny.auto_diff(overflowing(), torch.randn(4, 8) * 3000, torch.float16)
+
+
+@pytest.fixture(scope="module")
+def diff_text(overflowed) -> str:
+    return render_diff(overflowed)
 
 
 def test_a_tensor_page_leads_with_the_verdict_and_has_every_number_of_the_text(tmp_path, capsys):
@@ -179,16 +184,26 @@ def test_the_commands_take_the_language_of_the_page_and_say_where_it_is(tmp_path
         assert "<h2>结论</h2>" in (tmp_path / name).read_text(encoding="utf-8")
 
 
-def test_the_pages_are_drawn_without_trouble(tmp_path, chromium, diff_text):
+@pytest.mark.parametrize(
+    ("scheme", "width", "lang"),
+    [
+        ("dark", 1440, "en"),
+        *(pytest.param(*look, marks=pytest.mark.slow) for look in (("light", 390, "zh"), ("dark", 390, "en"))),
+    ],
+)
+def test_the_pages_are_drawn_without_trouble(scheme, width, lang, tmp_path, chromium, overflowed):
     report = nanny.analyze_tensor(imbalanced(), "fp16", tile=16, name=HOSTILE)
-    for name, text, figures in (("tensor.html", render_tensor_page(report), 4), ("diff.html", diff_text, 2)):
+    pages = (("tensor.html", render_tensor_page(report, lang), 4), ("diff.html", render_diff(overflowed, lang), 2))
+    for name, text, figures in pages:
         (tmp_path / name).write_text(text, encoding="utf-8")
-        with watched_page(chromium, color_scheme="dark") as watched:
+        with watched_page(chromium, color_scheme=scheme, viewport={"width": width, "height": 900}) as watched:
             watched.page.goto((tmp_path / name).as_uri())
             watched.page.locator(".main-svg").first.wait_for()
             assert watched.page.locator(".js-plotly-plot").count() == figures
             assert watched.page.locator("img").count() == 0
             assert violations(watched.page) == []
+            assert broken_numbers(watched.page) == []
+            assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 
 def deep(width: int = 16, layers: int = 40) -> nn.Sequential:

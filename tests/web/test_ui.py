@@ -18,7 +18,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from browser import violations, watched_page
+from browser import broken_numbers, violations, watched_page
 from runs.query_recordings import CULPRIT, HEALTHY, SICK, nanny, record
 
 from nanny.cli import main
@@ -130,7 +130,7 @@ def test_a_long_reason_ends_with_its_line_and_not_inside_a_number(tmp_path):
     record(tmp_path, replace(SICK, findings=found))
     with serving(tmp_path) as client:
         assert b"-<wbr>" not in client.ask("/?all")[1], "an option stays whole"
-        assert message.strip() in Tags(client.ask("/?all")[1]).text
+        assert message.strip() in Tags(client.ask("/?all")[1]).text.replace("\xa0", " ")
 
 
 def test_the_ranks_of_a_job_are_one_entry_whose_verdict_counts_them_all(many):
@@ -223,7 +223,8 @@ def test_two_runs_of_one_file_can_be_compared(many):
         address, _, query = reply.headers["Location"].partition("?")
         assert address == "/run/one/metrics.db/2/"
         assert "ddp" in client.json(f"{address}api/page?{query}")["comparison"]["other"]["file"]
-        assert client.ask("/compare?run=/run/one/metrics.db/2/")[0].status == 400
+        reply, body = client.ask("/compare?run=/run/one/metrics.db/2/", Accept_Language="zh-CN")
+        assert (reply.status, "勾选" in body.decode()) == (400, True)
         assert client.ask("/run/one/metrics.db/2/api/page?compare=/run/../../etc/passwd/1/")[0].status == 400
         assert client.ask("/run/one/metrics.db/2/api/page?compare=/etc/passwd")[0].status == 400
 
@@ -424,6 +425,32 @@ def test_no_word_is_broken_in_the_list(width, tmp_path, chromium):
         assert "second_try" in text
         assert "/nanny_logs" not in text, "every run lies in one of that name"
         assert watched.page.evaluate("() => document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_list_that_waits_shows_what_comes_and_takes_no_tick_away(width, tmp_path, chromium):
+    record(tmp_path / "first", replace(SICK, started=1000.0))
+    writer = RunWriter(tmp_path / "second", RunInfo(started=9e9, argv=("train.py",)))
+    writer.add_scalars(0, {"loss": 1.0})
+    writer.flush()
+    size = {"width": width, "height": 900}
+    with serving(tmp_path) as client, watched_page(chromium, own_server=client.address, viewport=size) as watched:
+        page = watched.page
+        page.clock.install()
+        page.goto(client.address)
+        assert violations(page) == [], "a page that loads itself anew takes the reader's place away"
+        writer.add_scalars(7, {"loss": 1.0})
+        writer.flush()
+        page.locator("input[name=run]").first.check()
+        page.clock.run_for(25_000)
+        assert page.locator("input[name=run]").first.is_checked()
+        page.locator("input[name=run]").first.uncheck()
+        page.locator("h1").click()
+        page.clock.run_for(25_000)
+        page.locator("td[data-head='last step']", has_text="7").wait_for()
+        assert broken_numbers(page) == []
+    writer.close("finished")
 
 
 @pytest.mark.slow

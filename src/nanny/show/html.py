@@ -25,6 +25,7 @@ from ..core.plain_json import finite
 from .figures import figure_json
 from .findings import STYLES, place
 from .tables import Line, Table, translate_line, translate_table
+from .term import whole_shares
 from .translation import translate, translate_figure
 
 
@@ -142,7 +143,7 @@ def fill_template(template: str, parts: Mapping[str, str]) -> str:
 
 def _section(section: Section, lang: str | None) -> str:
     spoken = [translate_line(line, lang) for line in section.lines if line.text]
-    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(line.text.strip())}</p>' for line in spoken)
+    lines = "".join(f'<p class="{_style(line.style)}">{html.escape(whole_shares(line.text.strip()))}</p>' for line in spoken)
     figure = f'<div class="figure" data-figure="{html.escape(section.figure)}"></div>' if section.figure else ""
     code = f'<pre tabindex="0"><code>{html.escape(section.code)}</code></pre>' if section.code else ""
     tables = "".join(_table(translate_table(table, lang)) for table in section.tables)

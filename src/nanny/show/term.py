@@ -43,10 +43,15 @@ def columns_of(text: str) -> int:
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
+def whole_shares(text: str) -> str:
+    """No line ends inside `5 %`."""
+    return re.sub(r"(?<=\d) (?=%)", "\xa0", text)
+
+
 def wrap(text: str, width: int, indent: int = 0) -> list[str]:
     """Lines of at most `width` columns, broken at spaces and between Chinese characters; words stay whole, and so does `5 %`."""
     lines, line, filled = [], "", 0
-    for piece in re.findall(_PIECE, re.sub(r"(?<=\d) (?=%)", "\xa0", text)):
+    for piece in re.findall(_PIECE, whole_shares(text)):
         wide = columns_of(piece)
         if line.strip() and filled + wide > width and not piece.isspace():
             lines.append(line.rstrip())

@@ -1,4 +1,4 @@
-"""The front page of `nanny ui`: the runs below a folder with their verdicts, as HTML that works without script."""
+"""The front page of `nanny ui`: the runs below a folder with their verdicts, as HTML that works without script, too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..core.numbers import shorten
 from ..core.plain_json import finding_object
 from ..diagnose.verdict import finding_of
 from ..runs.text.runs import store_folder
-from ..show.html import asset
+from ..show.html import asset, script_element
+from ..show.term import whole_shares
 from ..show.translation import translate, words_of
 from .runlist import Job, Rank
 
@@ -22,12 +23,28 @@ REFRESH_SECONDS = 10
 RANKS_SHOWN = 256
 _UNITS = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))  # as coarse as they may be
 Address = Callable[[Path, int], str]
+_ASK_AGAIN = f"""setInterval(async () => {{
+  if (document.hidden || document.querySelector("input:checked, input:focus, select:focus")) return;
+  const answer = await fetch(location.href).catch(() => null);
+  if (answer?.redirected) location.href = answer.url; // the first run has come
+  else if (answer?.ok) {{
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    document.querySelector("main").replaceWith(fresh.querySelector("main"));
+  }}
+}}, {1000 * REFRESH_SECONDS});"""
 
 
 def list_page(
-    jobs: Sequence[Job], notes: Sequence[str], top: Path, address: Address, lang: str, sort: str = "", wanted: str = ""
+    jobs: Sequence[Job],
+    notes: Sequence[str],
+    top: Path,
+    address: Address,
+    lang: str,
+    nonce: str,
+    sort: str = "",
+    wanted: str = "",
 ) -> str:
-    """Without any script: sorting, filtering and comparing are forms."""
+    """Sorting, filtering and comparing are forms; the script only brings what is new, and takes no tick away."""
     words = words_of("runs", lang)
     columns = ("tick", "run", "verdict", "status", "loss", "step", "dtype", "started", "command")
     heads = "".join(f'<th scope="col">{words[key]}</th>' for key in columns)
@@ -45,7 +62,7 @@ def list_page(
     unread = "".join(f'<p class="warning">{words["unread"]}: {html.escape(note)}</p>' for note in notes)
     head = f'<h1>{words["title"]} <small class="quiet">{html.escape(words["in"].format(top))}</small></h1>'
     alive = not jobs or any(not job.is_over for job in jobs)
-    return _page(words["title"], f"<section>{head}{unread}{body}</section>", lang, REFRESH_SECONDS if alive else None)
+    return _page(words["title"], f"<section>{head}{unread}{body}</section>", lang, nonce if alive else "")
 
 
 _ORDERS: dict[str, Callable[[Job], Any]] = {
@@ -67,8 +84,10 @@ def _filters(words: Mapping[str, str], sort: str, wanted: str) -> str:
     return f'<form class="bar" action="/"><input type="hidden" name="all" value="1"><input type="search" {search}>{pick}</form>'
 
 
-def message_page(text: str) -> str:
-    return _page("nanny", f'<section><h1>nanny</h1><p>{html.escape(text)}</p><p><a href="/">/</a></p></section>', "en", None)
+def message_page(text: str, lang: str = "en") -> str:
+    return _page(
+        "nanny", f'<section><h1>nanny</h1><p>{html.escape(translate(text, lang))}</p><p><a href="/">/</a></p></section>', lang
+    )
 
 
 def job_object(job: Job, address: str) -> dict[str, Any]:
@@ -118,8 +137,8 @@ def _ago(seconds: float, words: Mapping[str, str]) -> str:
 
 
 def _parts(name: str) -> str:
-    """A path may end a line behind a separator, and not inside a word."""
-    return re.sub(r"([/_.]|(?<=\w)-)", r"\1<wbr>", html.escape(name).replace("&#x27;", "'"))
+    """A path may end a line behind a separator, and not inside a word or a number."""
+    return re.sub(r"([/_]|(?<!\d)\.|(?<=\w)-(?!\d))", r"\1<wbr>", html.escape(name).replace("&#x27;", "'"))
 
 
 def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
@@ -130,7 +149,7 @@ def _reason(job: Job, words: Mapping[str, str], lang: str) -> str:
     place = html.escape(shorten(culprit.site, 60))
     at = f" {words['at'].format(culprit.step)}" if culprit.step is not None else ""
     at += "" if job.verdict.rank is None else f", {words['rank'].format(job.verdict.rank)}"
-    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shorten(translate(culprit.message, lang), 500)))
+    message = re.sub("`([^`]*)`", r"<code>\1</code>", html.escape(shorten(whole_shares(translate(culprit.message, lang)), 500)))
     return f'{_parts(culprit.code)}{at} <span class="site">{place}</span><span class="quiet two-lines">{message}</span>'
 
 
@@ -156,8 +175,10 @@ def _folder(store: Path, top: Path) -> str:
     return store_folder(store.relative_to(top))
 
 
-def _page(title: str, body: str, lang: str, refresh: int | None) -> str:
-    again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
+def _page(title: str, body: str, lang: str, nonce: str = "") -> str:
+    """`nonce`: of the script that asks again; who runs none has the page loaded anew."""
+    plain = f'<noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'
+    again = plain + script_element(_ASK_AGAIN, nonce) if nonce else ""
     return (
         f'<!doctype html><html lang="{lang}"><head><meta charset="utf-8">{again}'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'

@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,7 +151,9 @@ def _beside(request: Request) -> Reply:
     """The page on one of the two runs that were ticked, with the other as its reference: the list has the newer one first."""
     ticked = [unquote(one) for one in request.query.get("run", "").split("\n")]
     if len(ticked) != 2 or not all(_RUN_ADDRESS.fullmatch(one) for one in ticked):
-        return _html(lambda _: message_page("Tick two runs, no more and no less, and compare them."), 400)
+        return _html(
+            lambda _: message_page("Tick two runs, no more and no less, and compare them.", _preferred_language(request)), 400
+        )
     newer, reference = ticked
     return Reply(302, headers={"Location": f"{quote(newer)}?{urlencode({'compare': reference})}"})
 
@@ -200,8 +202,8 @@ def _front(served: ServedRuns, request: Request) -> Reply:
     if len(jobs) == 1 and len(jobs[0].ranks) == 1 and not notes and "all" not in request.query:
         return Reply(302, headers={"Location": _address(served.top, jobs[0].first.store, jobs[0].first.run.id)})
     language = served.lang or _preferred_language(request)
-    return _html(lambda nonce: list_page(jobs, notes, served.top, lambda store, run: _address(served.top, store, run), language,
-                                        request.query.get("sort", ""), request.query.get("q", "")[:200]))  # fmt: skip
+    sort, wanted = request.query.get("sort", ""), request.query.get("q", "")[:200]
+    return _html(lambda nonce: list_page(jobs, notes, served.top, partial(_address, served.top), language, nonce, sort, wanted))
 
 
 def _jobs(served: ServedRuns) -> tuple[list[Job], list[str]]:
@@ -259,7 +261,9 @@ def _plain(status: int, text: str) -> Reply:
 
 def _missing(request: Request, text: str) -> Reply:
     """For a script as JSON, for a person as a page."""
-    return _error(404, text) if "/api/" in request.path else _html(lambda _: message_page(text), 404)
+    return (
+        _error(404, text) if "/api/" in request.path else _html(lambda _: message_page(text, _preferred_language(request)), 404)
+    )
 
 
 def _cookie(request: Request, name: str) -> str:
