@@ -84,3 +84,12 @@ def test_a_rank_that_ends_before_another_leaves_the_last_word_to_it(tmp_path, ca
     tell_end(store, 1)
     assert capsys.readouterr().err == ""
     assert not list(tmp_path.glob("*.svg"))
+
+
+@pytest.mark.parametrize(("lang", "said"), [("en", "steps to the wall at this rate"), ("zh", "步后越界")])
+def test_a_healthy_run_that_grows_towards_the_end_of_its_format_ends_with_the_steps_that_are_left(lang, said, tmp_path, capsys):
+    grows = dataclasses.replace(HEALTHY, amp_dtype="float16", steps=60, trace_every=10, grow={"head": 8.0})
+    tell_end(record(tmp_path, grows), 1, lang)
+    assert said in capsys.readouterr().err
+    tell_end(record(tmp_path, dataclasses.replace(grows, grow={})), 2, lang)
+    assert capsys.readouterr().err == ""

@@ -48,11 +48,13 @@ def _tell_end(pid: int, lang: str) -> None:
 
 
 def tell_end(store: Path, run: int, lang: str = "en") -> None:
-    """A run that is healthy has nothing to tell, and gets no picture. Of a job the last rank to end tells: it alone knows all."""
+    """A run that is healthy gets no picture, and has nothing to tell but what comes towards it. Of a job the last rank to end
+    tells: it alone knows all."""
     from ..runs.card import card_svg
     from ..runs.diagnose import diagnosis_lines_of
     from ..runs.opening import open_job
     from ..runs.summary import summarize
+    from ..runs.text.summary import ahead_lines
     from ..show.tables import Line, lines_text
     from ..show.term import wants_colour, width_of
 
@@ -65,6 +67,8 @@ def tell_end(store: Path, run: int, lang: str = "en") -> None:
         summary = summarize(sources, notes)
         if summary.verdict.healthy is not False:
             picture.unlink(missing_ok=True)
+            if ahead := ahead_lines(summary, lang, only_if_near=True):
+                tell(lines_text(ahead, width_of(sys.stderr)))
             return
         whole = [Line(translate(f"all {len(sources)} ranks: {summary.verdict.text}", lang), indent=4)] if len(sources) > 1 else []
         lines = [Line(""), *whole, *diagnosis_lines_of(summary, lang)]

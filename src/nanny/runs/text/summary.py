@@ -31,7 +31,7 @@ CURVE_WIDTH = 66  # with its name in front, less than 80
 
 def summary_answer(summary: Summary, language: str = "en") -> Answer:
     lead = summary.lead
-    lines = [*verdict_lines(summary.verdict, language), *_ahead(summary, language), *_warned_before(summary.warned_before)]
+    lines = [*verdict_lines(summary.verdict, language), *ahead_lines(summary, language), *_warned_before(summary.warned_before)]
     lines += [Line(""), Line(title_of(lead.source), indent=4), *_overview(lead), *_rank_lines(summary)]
     lines += [Line(note, "warning") for note in summary.notes]
     return Answer(
@@ -58,17 +58,18 @@ def verdict_lines(verdict: Verdict, language: str = "en") -> list[Line]:
     return lines
 
 
-def _ahead(summary: Summary, language: str) -> list[Line]:
-    """Of a healthy run, what its picture says under it: the clearance, and the steps that are left if it shrinks steadily."""
+def ahead_lines(summary: Summary, language: str, *, only_if_near: bool = False) -> list[Line]:
+    """Of a healthy run, what its picture says under it: the clearance, and the steps that are left if it shrinks steadily;
+    `only_if_near`: nothing if it does not."""
     if summary.verdict.healthy is not True or summary.lead.steps is None:
         return []
     from ..card import outlook_texts  # who is ill does not wait for the samples
     from ..wall import clearance_of
 
-    return [
-        Line(f"    {with_label(heading, text, language)}", indent=4)
-        for heading, text in outlook_texts(clearance_of(summary))[language]
-    ]
+    wall = clearance_of(summary)
+    if only_if_near and (wall.forecast is None or wall.forecast <= summary.lead.steps[1]):
+        return []
+    return [Line(f"    {with_label(heading, text, language)}", indent=4) for heading, text in outlook_texts(wall)[language]]
 
 
 def next_commands(summary: Summary, *, on_page: bool = False) -> list[str]:
