@@ -410,3 +410,27 @@ def test_a_run_whose_weights_are_lost_is_not_examined_until_they_are_put_back():
     steps = [e.step for e in watched.evidence().examinations]
     assert not [s for s in steps if 5 <= s < 40]
     assert [s for s in steps if s > 40]
+
+
+def test_a_recurrent_layer_that_turns_its_own_tensors_over_is_made_again():
+    """oneDNN's recurrence calls `transpose_` on what it has just made: nobody else has seen its shape."""
+    torch.manual_seed(0)
+    layer, head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 1)
+    model = nn.ModuleDict({"layer": layer, "head": head})
+    model.forward = lambda x: head(layer(x)[0][:, -1])
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    watched = nanny.MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, examine="auto")
+    for step in range(9):
+        x = torch.randn(4, 6, 4)
+        if step == 7:
+            x[2, 3, 1] = torch.nan
+        with watched.step(step):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(x).float().square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    watched.close()
+    (found,) = watched.diagnoses()
+    assert (found.cause, found.step) == ("data_nan", 7)
+    assert [trial.change for trial in found.tried] == ["rows_left_out"]

@@ -388,14 +388,17 @@ class _OnlyPure:
 
     def __init__(self, stopped: list[str]) -> None:
         self._stopped = stopped
+        self._own: set[int] = set()  # tensors that this run has made, by the address of what they are in C++
 
-    def before(self, op: Op) -> None:
+    def before(self, op: Op) -> Any:
         if not is_pure(op.func) and not is_view_op(op.func):
             self.stop(f"the model calls {op.name}, which may do more than compute")
-        if torch.Tag.inplace_view in op.func.tags:
+        if torch.Tag.inplace_view in op.func.tags and tensors_in(op.args)[0]._cdata not in self._own:
             self.stop(f"the model calls {op.name}, and the shape that it gives a tensor is not put back")
+        return True
 
-    def after(self, op: Op, state: Any) -> None: ...
+    def after(self, op: Op, state: Any) -> None:
+        self._own.update(tensor._cdata for tensor in tensors_in(op.out))
 
     def passed_by(self, op: Op) -> None: ...
 
@@ -411,7 +414,7 @@ class _EnoughMemory(_OnlyPure):
         super().__init__(stopped)
         self._device, self._unseen = device, 0
 
-    def before(self, op: Op) -> bool:
+    def before(self, op: Op) -> Any:
         return True
 
     def after(self, op: Op, state: Any) -> None:
@@ -426,7 +429,7 @@ class _EnoughMemory(_OnlyPure):
 class _NoCollectives(_OnlyPure):
     """A second run of one process alone must not wait for the others, who do not know of it."""
 
-    def before(self, op: Op) -> None:
+    def before(self, op: Op) -> Any:
         if is_collective(op.func) or op.func.namespace == "fsdp":
             self.stop(f"the model calls {op.name} in its forward pass, which one process cannot do alone")
 
