@@ -313,3 +313,21 @@ def test_weights_that_round_back_are_told_where_and_when_they_were_first_seen_to
     (one,) = diagnoses_of(run.evidence(found))
     assert (one.culprit, one.step) == ("a", 0)
     assert {f.site for f in found} == {"a"}
+
+
+@pytest.mark.parametrize("size", [1e-5, 1.0])
+def test_gradients_that_come_back_as_nothing_are_suspected_where_no_step_was_compared(size):
+    """As of weights in shards: no twin follows them. The loss is far from 0, and what fp16 is given of it is not."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watched = MixedPrecisionNanny(model, optimizer, output_dir=None, live=False, strict=True, examine="off")
+    for step in range(12):
+        x = torch.randn(4096, 8)
+        with watched.step(step):
+            optimizer.zero_grad()
+            ((model(x.half()).float() * size - x[:, :1] * size) ** 2).mean().backward()
+            optimizer.step()
+    watched.close()
+    told = [(one.cause, one.confidence < 0.7) for one in watched.diagnoses()]
+    assert told == ([("grad_underflow_no_scaling", True)] if size < 1 else [])

@@ -11,7 +11,7 @@ from ...core.numbers import share, short
 from ..choose import first_bad_cause
 from ..describe import by_first_bad, by_hazard
 from ..records import Diagnosis
-from ..registry import CERTAIN, LIKELY, cause
+from ..registry import CERTAIN, LIKELY, POSSIBLE, cause
 from ..signs import Signs
 from .early import scale_sinks
 
@@ -74,6 +74,31 @@ def _underflow(signs: Signs, scaled: bool) -> Iterator[Diagnosis]:
 def grad_underflow(signs: Signs) -> Iterator[Diagnosis]:
     """Gradients below 3e-8 become 0 in an fp16 backward pass without loss scaling."""
     yield from _underflow(signs, scaled=False)
+    yield from _nothing_arrives(signs)
+
+
+def _nothing_arrives(signs: Signs) -> Iterator[Diagnosis]:
+    """What comes back to the model is 0 in fp16 already, at every step, and nobody has compared it (weights in shards)."""
+    levels, finding = signs.facts.levels, signs.evidence.finding("UNDERFLOW")
+    if finding is None or signs.facts.count("scale") or any(e.gradients for e in signs.clean_exams):
+        return
+    if not levels or any(g.steps < 3 or g.zeros < g.steps for g in levels) or signs.harmed:
+        return
+    everywhere = bool(finding.evidence.get("zero")) and finding.evidence.get("zero") == finding.evidence.get("sites")
+    _, losses = signs.evidence.curve("loss")
+    if not everywhere or not len(losses) or not losses.all():
+        return
+    yield Diagnosis(
+        culprit=finding.evidence["zero"][-1],
+        confidence=POSSIBLE,
+        evidence=(
+            f"all {len(levels)} gradients have been exactly 0 at every step, beside a loss of {short(float(losses[-1]))}",
+            f"what comes back into `{finding.evidence['zero'][-1]}` is 0 in fp16 already, and there is no loss scaling",
+        ),
+        chain=("small gradients of activations", "below 3e-8 fp16 stores 0", "weights get no gradient"),
+        step=finding.step,
+        precision_caused=True,
+    )
 
 
 @cause("loss_scale_too_low", family="underflow")
