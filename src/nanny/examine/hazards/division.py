@@ -45,7 +45,9 @@ def constant_lost(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
 def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None:
     """A probability that low precision rounds to exactly 0 or 1 meets a logarithm"""
     rounded = suspect.trouble == "zeros" and (
-        suspect.op in PROBABILITIES or (suspect.op in DIFFERENCES and any(o.producer in PROBABILITIES for o in suspect.operands))
+        suspect.op in PROBABILITIES
+        or (suspect.op in DIFFERENCES and any(o.producer in PROBABILITIES for o in suspect.operands))
+        or _is_complement(suspect)
     )
     met = suspect.op in ("binary_cross_entropy", "binary_cross_entropy_backward")
     steep = suspect.op in CASTS and any(o.producer == "binary_cross_entropy_backward" for o in suspect.operands)  # 1 / p
@@ -63,6 +65,11 @@ def saturated_probability(suspect: Suspect, step: ExaminedStep) -> Hazard | None
         f"probabilities are so near 0 or 1 that the derivative of the loss leaves {form.name}" if steep else said,
         op="binary_cross_entropy_backward" if steep else suspect.forward or None,
     )
+
+
+def _is_complement(suspect: Suspect) -> bool:
+    """1 - p whose logarithm is taken, of a p that was kept away from 1 by less than the format can say."""
+    return suspect.op in DIFFERENCES and suspect.scalars[:1] == (1.0,) and bool(set(suspect.next) & _TAKE_LOG)
 
 
 @hazard("zero_divisor", rank=14)
