@@ -34,7 +34,7 @@ _CHAINS = {
 def _by_rule(signs: Signs, name: str) -> Iterator[Diagnosis]:
     """What a rule has proved; a part that stands apart does not explain broken numbers."""
     found = signs.evidence.finding(name.upper())
-    if found is None:
+    if found is None or found.severity is Severity.INFO:
         return
     stands_apart = name == "gradient_gone_for_one_step" or (name == "no_gradient_arrives" and signs.learns)
     sure = CERTAIN if found.severity is Severity.ERROR else POSSIBLE if stands_apart else LIKELY

@@ -132,7 +132,7 @@ def gradient_gone_for_one_step(step: StepRecord, run: RunHistory) -> Iterator[Ob
 
 
 def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Iterator[Observation]:
-    """The loss was exactly 0 as well, at the step before this one only: no sample of that batch counted.
+    """The loss was exactly 0 as well, at the step before this one only: no sample of that batch counted, which some loops mean.
 
     A hinge that is met, or a reward of 0, comes slowly or again and again: its losses have been small, or of both signs, before.
     """
@@ -150,7 +150,7 @@ def _gone_with_its_loss(grads: SiteTable, loss: float, run: RunHistory) -> Itera
         yield Observation(
             f"loss and gradient were exactly 0 at the step before this one alone; the loss is {loss:.4g} now, and was "
             f"{min(before):.4g} or more in the {amount(len(before), 'step')} before",
-            "data", value=0.0, evidence={"steps": len(before)},
+            "data", Severity.INFO, value=0.0, evidence={"steps": len(before)},
         )  # fmt: skip
 
 
