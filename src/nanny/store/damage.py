@@ -174,14 +174,34 @@ _LAST_FRAME = 16  # where the -shm file has the number of frames that SQLite has
 
 
 def is_cut_short(db: sqlite3.Connection, store: Path) -> bool:
-    """SQLite reads what is missing of a page as zeros. Not for a store that is being written."""
-    (page,) = db.execute("PRAGMA page_size").fetchone()
-    return bool(store.stat().st_size % page)
+    """SQLite reads what is missing of a page as zeros, unless it has it from the -wal file, as where a quota ended what was to be
+    folded in. Not for a store that is being written."""
+    (page,), (count,) = (db.execute(f"PRAGMA {what}").fetchone() for what in ("page_size", "page_count"))
+    whole, rest = divmod(store.stat().st_size, page)
+    return bool(rest) and not {*range(whole + 1, max(count, whole + 1) + 1)} <= _pages_in_wal(store, page)
+
+
+def _pages_in_wal(store: Path, page: int) -> set[int]:
+    """The pages that SQLite takes from there; it has looked at the file already."""
+    wal, shm = _beside(store)
+    if not (wal.exists() and shm.exists()):
+        return set()
+    with open(wal, "rb") as file:
+        starts = (_WAL_HEADER + frame * (_FRAME_HEADER + page) for frame in range(_taken(shm)))
+        return {int.from_bytes(file.read(4), "big") for start in starts if file.seek(start)}
+
+
+def _beside(store: Path) -> tuple[Path, Path]:
+    return store.with_name(f"{store.name}-wal"), store.with_name(f"{store.name}-shm")
+
+
+def _taken(shm: Path) -> int:
+    return int(struct.unpack_from("=I", shm.read_bytes()[:64], _LAST_FRAME)[0])
 
 
 def wal_is_damaged(store: Path) -> bool:
     """Whether a dead writer's -wal file holds transactions that SQLite does not read. Not for a store that is being written."""
-    wal, shm = (store.with_name(store.name + end) for end in ("-wal", "-shm"))
+    wal, shm = _beside(store)
     if not wal.exists() or wal.stat().st_size < _WAL_HEADER:
         return False
     try:
@@ -190,7 +210,7 @@ def wal_is_damaged(store: Path) -> bool:
             (page,) = db.execute("PRAGMA page_size").fetchone()
             if not shm.exists():
                 return False
-            (taken,) = struct.unpack_from("=I", shm.read_bytes()[:64], _LAST_FRAME)
+            taken = _taken(shm)
     except sqlite3.Error:
         return False  # whoever opens it next says why
     return any(_lost_frames(wal, page, taken))

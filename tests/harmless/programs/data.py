@@ -189,7 +189,8 @@ def worker_error(seed: int) -> Program:
                 notes.append((str(error).splitlines()[0][:40], "row 2 is rotten" in str(error), names[0], names[-1]))
         return model(torch.ones(2, 8)).sum()
 
-    return training(model, loss, steps=2, extra=lambda: notes)
+    # an error that holds the frame that raised it, and the loader in there, goes when garbage is next looked for
+    return training(model, loss, steps=2, extra=lambda: gc.collect() and notes)
 
 
 class _NoWeak:
