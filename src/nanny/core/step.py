@@ -296,6 +296,7 @@ class StepRecord:
     )  # max_norm, if gradients were clipped; what is recorded of them is from before
     clipped_scaled: bool = False
     stepped_scaled: bool = False  # an optimizer ran by itself, on gradients that nobody had unscaled through the scaler
+    never_scaled: tuple[str, ...] = ()  # parameters whose gradients hold some of a loss that nobody had scaled, and were divided
     unscaled_again: bool = False  # gradients that were unscaled have been added to, and what there was is unscaled once more
     stale: tuple[str, ...] = ()  # parameters whose gradient was not finite before backward began
     local_bad: tuple[str, ...] = ()  # of many processes: gradients that were not finite here, before they met those of others

@@ -107,6 +107,7 @@ class StepCapture:
     unscaled: set[int] = field(default_factory=set)
     divided: set[int] = field(default_factory=set)  # of these, whose gradients wait for their update
     added_to: set[int] = field(default_factory=set)  # of those, to whose gradients a later backward has added scaled ones
+    never_scaled: set[int] = field(default_factory=set)  # to whose gradients a loss has added that no scaler had multiplied
     spoilt: dict[int, str] = field(default_factory=dict)  # gradients that were not finite as backward began, and not cleared
     packed: bool = False  # somebody packs saved tensors: checkpointing, offloading
     graph: Any = None  # of the last loss; its nodes outlive backward, what they saved does not
@@ -151,7 +152,7 @@ class StepCapture:
     @property
     def has_waiting(self) -> bool:
         """Gradients of which it matters whether they are used or cleared."""
-        return bool(self.divided or self.spoilt)
+        return bool(self.divided or self.spoilt or self.never_scaled)
 
     def unscale(self, parameters: Sequence[Tensor]) -> None:
         self.note_stale(parameters)
@@ -171,6 +172,10 @@ class StepCapture:
             p = owners[key]() if key in owners else None
             if p is not None and gradient_of(p) is not None:
                 self.added_to.add(key)
+        for key in tuple(self.never_scaled):  # cleared by hand
+            p = owners[key]() if key in owners else None
+            if p is None or gradient_of(p) is None:
+                self.never_scaled.discard(key)
         self.record.backwards += 1
 
     def note_stale(self, parameters: Sequence[Tensor]) -> None:
@@ -186,6 +191,7 @@ class StepCapture:
         mixed = bool(self.added_to & keys)
         self.divided -= keys
         self.added_to -= keys
+        self.never_scaled -= keys
         return mixed
 
     def _loss(self, losses: Sequence[float]) -> float | None:

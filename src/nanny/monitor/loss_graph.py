@@ -351,6 +351,17 @@ def factor_of(root: Tensor) -> float | None:
     return None
 
 
+def reached_by(root: Any, parameters: Mapping[int, str]) -> set[int]:
+    """The parameters to which a backward pass from here would go, by identity."""
+    seen, level, found = {root}, [root], set()
+    while level and len(seen) < MOST_NODES:
+        weights = (w for node in level if (w := _weight(node)) is not None)
+        found |= {id(w) for w in weights if id(w) in parameters}
+        level = list({c: None for node in level for c, _ in node.next_functions if c is not None and c not in seen})
+        seen.update(level)
+    return found
+
+
 def among_nearest(node: Any, made: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Those whose operation is this one or one of a few before it."""
     near: list[Any] = [node] if made else []

@@ -53,6 +53,7 @@ from .updates import UpdateProbe, optimizer_state
 MOST_BACKWARDS = 1024  # per step, whose losses are averaged
 MOST_CALLS_NOTED = 64  # per step
 MOST_KNOWN = 64  # groups of gradients whose names and sizes are kept
+MOST_UNSCALED = 4  # losses that no scaler has multiplied, while there is one, that are followed to their parameters
 MOST_BELOW = 3  # levels of modules between a model and what the program calls of it
 SCALE_SOUGHT = 128.0  # a loss scale from here on may overflow while it is searched for, and that is no fault
 
@@ -92,6 +93,8 @@ class Recorder:
         self._on_failure = on_failure
         self._on_bad_output = on_bad_output
         self._scaled: list[tuple[Any, Tensor | float]] = []  # since the last backward: grad_fn of what scale() gave, true loss
+        self._is_scaled = False  # the loss that was told last
+        self._followed = 0
         self._drawn: deque[list[weakref.ref[Tensor]]] = deque(maxlen=2)  # of loaders; frameworks draw one batch ahead
         self._probe: UpdateProbe | None = None
         self._updating = 0  # the optimizer whose closure has been called, until its step is over
@@ -513,6 +516,15 @@ class Recorder:
             self.when_backward(bool(loss_is_bad), root)
         suspects = {key: name for key, name in self.parameters.items() if name in self.suspects} if self.suspects else {}
         capture.begin_backward(self._owners, suspects)
+        if self._scalers and root.grad_fn is not None and root.numel() == 1 and not self._is_scaled:
+            self._follow_unscaled(capture, root)
+
+    def _follow_unscaled(self, capture: StepCapture, root: Tensor) -> None:
+        """A loss beside the one that the scaler has multiplied; a few times in a run."""
+        by_hand = (capture.record.loss_factor or 1.0) >= SCALE_SOUGHT
+        if not by_hand and self._followed < MOST_UNSCALED:
+            self._followed += 1
+            capture.never_scaled |= loss_graph.reached_by(root.grad_fn, self.parameters) - capture.unscaled
 
     @guard
     def before_derivative(self, root: Tensor, inputs: tuple[Tensor, ...]) -> None:
@@ -527,6 +539,7 @@ class Recorder:
 
     def _note_loss(self, capture: StepCapture, root: Tensor) -> bool | None:
         """Whether it is bad; None if that cannot be told without waiting for the device, or asking a class of the program's."""
+        self._is_scaled = True  # unless it is asked, and is not
         if answers_itself(root):
             return None
         loss: Tensor | float | None = None
@@ -547,6 +560,7 @@ class Recorder:
     def _true_loss(self, capture: StepCapture, root: Tensor) -> Tensor | float:
         """What was scaled before backward, or what became of it: divided, added to others, stacked."""
         scaled = self._scaled and loss_graph.among_nearest(root.grad_fn, [one for one in self._scaled if one[0] is not None])
+        self._is_scaled = bool(scaled)
         if not scaled:
             capture.record.loss_factor = loss_graph.factor_of(root)
             return root.item() if transfer.reads_freely(root.device) else copy_of(root)
@@ -577,6 +591,9 @@ class Recorder:
         mine = self._own_parameters(optimizer)
         if self.capture is not None and mine:
             self._note("unscale")
+            if self.capture.never_scaled:
+                held = self.capture.never_scaled - self.capture.unscaled
+                self.capture.record.never_scaled += tuple(self.parameters[id(p)] for p in mine if id(p) in held)[:MOST_UNSCALED]
             self.capture.unscale(mine)
             self._read_gradients(mine, None)
 

@@ -92,8 +92,10 @@ def _scaled_penalty(signs: Signs) -> Iterator[Diagnosis]:
 
 @cause("unscaled_twice", family="scaler_misuse")
 def unscaled_twice(signs: Signs) -> Iterator[Diagnosis]:
-    """Gradients are divided by the loss scale twice: by hand and by the scaler, or in every micro-batch."""
+    """Gradients are divided by the loss scale once too often: by hand and by the scaler, in every micro-batch, or without
+    having been multiplied."""
     yield from _unscaled_in_between(signs)
+    yield from _never_scaled(signs)
     divided = [(exam, scale) for exam, scale in signs.fact("divided_by_hand") if exam.facts.get("unscaled_by_torch")]
     if not divided:
         return
@@ -129,6 +131,27 @@ def _unscaled_in_between(signs: Signs) -> Iterator[Diagnosis]:
             f"order of calls: {' -> '.join(facts.latest.calls[:10])}",
         ),
         chain=("unscaled before all is added up", "divided by the scale once more", "micro-batches that do not count"),
+        step=step,
+        precision_caused=True,
+    )
+
+
+def _never_scaled(signs: Signs) -> Iterator[Diagnosis]:
+    """A second loss whose backward pass did not go through `scaler.scale`; the scaler divides what it added all the same."""
+    facts, (_, scales) = signs.facts, signs.evidence.curve("scale")
+    wrong, step = facts.count("never_scaled"), facts.first_steps.get("never_scaled")
+    if wrong < 2 or not len(scales) or float(scales.max()) < signs.limits.scale_low_warn:
+        return
+    scale, some = number(float(scales.max())), facts.first.never_scaled[0]
+    yield Diagnosis(
+        culprit="loop:scale",
+        confidence=CERTAIN,
+        evidence=(
+            f"at {wrong} steps a loss that `scaler.scale` had not multiplied added to the gradients of `{some}` and others",
+            f"the scaler divided them by {scale}: one part in {scale} of that loss is left",
+            f"order of calls: {' -> '.join(facts.latest.calls[:10])}",
+        ),
+        chain=("one of the losses is not scaled", "divided by the scale all the same", "that loss does not count"),
         step=step,
         precision_caused=True,
     )
