@@ -288,6 +288,7 @@ PRECEDENCE = (
     Precedence("lr_too_high", "precision_loss", "FP32 would run away as well"),
     Precedence("lr_too_high", "optimizer_v_lag", "a loss that grows on and on is divergence, not one long step"),
     Precedence("grad_norm_overflow_fp16", "underflow", "the gradients were there before the clip coefficient made them 0"),
+    Precedence("grad_underflow_no_scaling", "precision_loss", "gradients that are exactly 0 were not rounded to that"),
     Precedence("weight_decay_lost", "ema_stagnation", "a decay that rounds away shows in every weight, a slow average in a few"),
     Precedence("update_lost", "ema_stagnation", "weights that do not move need no average to explain it"),
     Precedence("attention_entropy_collapse", "precision_loss", "a one-hot softmax passes no gradient in FP32 either"),
