@@ -230,6 +230,8 @@ def _by_operation(at: FirstBad, signs: Signs) -> str:
     if at.op in EXPONENTIALS:
         return "exp_overflow_fp16"
     if at.op in CASTS:
+        if at.dtype not in ("float16", ""):
+            return ""  # the graph knows a copy to a wider format, which has made nothing
         return "activation_overflow_fp16" if in_module else "input_out_of_range_fp16"
     if at.op in LOSS_OPS:
         return "loss_computed_in_fp16" if at.dtype == "float16" else ""

@@ -37,6 +37,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .places import is_users_own
+
 MOST_THINGS = 200_000
 MOST_NUMBERS = 1 << 22  # of an array that is copied
 _LIBRARIES = {"torch", "numpy", "nanny", *sys.stdlib_module_names}
@@ -237,7 +239,7 @@ class Reached:
             return
         found = set(_code_in(function.__code__))
         self.code |= found
-        if any(one.co_flags & _AWAITED for one in found):
+        if any(one.co_flags & _AWAITED and is_users_own(one.co_filename) for one in found):  # of libraries nobody calls them
             self.obstacle = "its code is a coroutine, which somebody has to wait for"
         self._waiting += (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
         for cell in function.__closure__ or ():

@@ -58,7 +58,7 @@ def input_out_of_range(signs: Signs) -> Iterator[Diagnosis]:
     if at is not None and first_bad_cause(at, signs) == "input_out_of_range_fp16" and not signs.ran_away_before(at):
         largest = at.inputs.get("absmax")
         reaches = (f"the input reaches {number(largest)}, fp16 ends at {number(FP16.max)}",) if largest else ()
-        yield by_first_bad(signs, at, CERTAIN, *reaches, culprit="data:input")
+        yield by_first_bad(signs, at, LIKELY if at.source == "graph" else CERTAIN, *reaches, culprit="data:input")
     elif at is None:
         yield from by_hazard(signs, "input_out_of_range_fp16")
 
