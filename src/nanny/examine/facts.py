@@ -52,7 +52,7 @@ class StepFacts:
             return
         name = bare_op(op.name)
         out = op.out[0] if isinstance(op.out, (tuple, list)) and op.out else op.out
-        if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel():
+        if not isinstance(out, Tensor) or not out.is_floating_point() or not out.numel() or out.layout is not torch.strided:
             return
         site = spot.place.site or f"op:{name}"
         if self._in_backward != in_backward():
@@ -94,7 +94,9 @@ class StepFacts:
     def _note_softmax_of_probabilities(self, op: Operation, spot: Spot) -> None:
         """Whether all rows are none below 0 and add up to 1 already."""
         given, dim = op.args[:2]
-        if self.twice or given.shape[dim] < 2 or given.numel() < 2 * given.shape[dim] or not extent(given).low >= 0:
+        if self.twice or given.dim() < 2 or given.shape[dim] < 2 or given.numel() < 2 * given.shape[dim]:
+            return
+        if not extent(given).low >= 0:
             return
         if float((given.float().sum(dim) - 1).abs().max()) > _SUMS_TO_ONE:
             return
