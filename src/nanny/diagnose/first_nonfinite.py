@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..core.examination import as_typed, operation
+from ..core.examination import Examination, FirstBad, Hazard, Place, as_typed, operation
 from ..core.formats import FP16
 from ..core.numbers import amount, number
 from ..core.ops import GROW
@@ -265,3 +265,51 @@ def _by_autopsy(step: StepRecord) -> Culprit | None:
         return Culprit(code, step.between[0], f"the loss is {what}; the first bad number came out of {made}", evidence)
     behind = f", behind `{found.after}`" if found.after else ""
     return Culprit(code, operation(found.op), f"the loss is {what}; the first bad number came out of {made}{behind}", evidence)
+
+
+def first_bad_of(exam: Examination) -> FirstBad:
+    """The first bad number of an examined step, with the hazard that it is."""
+    first, other = exam.first_bad, exam.first_bad_reference
+    assert first is not None
+    seeded = of_seed(exam) if first.place.phase == "backward" else None
+    if seeded is not None:
+        return seeded
+    hazard = _hazard_at(exam, first)
+    stored = hazard is not None and (
+        hazard.is_of_before
+        or hazard.numbers.get("stored")
+        or hazard.numbers.get("opaque")
+        or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
+    )
+    return replace(
+        first,
+        op=first.op.lstrip("_"),
+        step=exam.step,
+        dtype=hazard.dtype if hazard is not None else "",
+        in_reference=False  # it did not fit when it was stored
+        if hazard is not None and (hazard.numbers.get("flushed") or hazard.numbers.get("fell_together"))
+        else None  # the twin began with what low precision had already made of it
+        if stored
+        else other is not None
+        and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),
+        hazard=hazard,
+    )
+
+
+def of_seed(exam: Examination) -> FirstBad | None:
+    """A backward pass that was made again from gradients that were bad already: its twin began with them as well."""
+    seed = exam.facts.get("seed_nonfinite", "")
+    if not seed or exam.facts.get("tiny_probabilities"):
+        return None  # the latter tells who made them
+    op, dtype, fits = ("", "", None) if seed == "NaN" else ("to", "float16", False)
+    nan, place = seed == "NaN", Place(phase="backward")
+    return FirstBad(op, place, 0, nan, step=exam.step, dtype=dtype, in_reference=fits, source="gradients")
+
+
+def _hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:
+    """The hazard that the first bad number is, or that led to it: the nearest at or before it with a consequence."""
+    exact = [h for h in exam.hazards if h.order == first.order]
+    if exact:
+        return max(exact, key=lambda h: h.consequence)
+    before = [h for h in exam.hazards if h.order < first.order and math.isinf(h.consequence)]
+    return max(before, key=lambda h: h.order, default=None)

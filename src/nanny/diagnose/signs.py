@@ -23,6 +23,7 @@ from ..core.numbers import median
 from ..core.ops import LOGARITHMS, WEIGHTINGS
 from ..core.step import Autopsy, Growth, StepRecord
 from .evidence import Evidence, RunFacts
+from .first_nonfinite import first_bad_of, of_seed
 from .knowledge import current_name
 
 _SETTLED = 8  # steps before which nothing is usual
@@ -197,7 +198,7 @@ class Signs:
             if math.isfinite(incident.loss or 0.0) and incident.bad_grads:
                 batch = self._bad_batch(incident)
                 again = (e for e in self.evidence.examinations if e.step == incident.step)
-                seeded = next((found for e in again if (found := _of_seed(e)) is not None), None)
+                seeded = next((found for e in again if (found := of_seed(e)) is not None), None)
                 if batch is not None or seeded is not None:
                     return batch or seeded
                 op = incident.singular.op if incident.singular is not None and incident.nan_grads else ""
@@ -711,54 +712,6 @@ def _low_format(dtype: str) -> str:
     except NannyError:
         return ""
     return found.name if found.bits <= 16 else ""
-
-
-def first_bad_of(exam: Examination) -> FirstBad:
-    """The first bad number of an examined step, with the hazard that it is."""
-    first, other = exam.first_bad, exam.first_bad_reference
-    assert first is not None
-    seeded = _of_seed(exam) if first.place.phase == "backward" else None
-    if seeded is not None:
-        return seeded
-    hazard = _hazard_at(exam, first)
-    stored = hazard is not None and (
-        hazard.is_of_before
-        or hazard.numbers.get("stored")
-        or hazard.numbers.get("opaque")
-        or (hazard.kind == "masked_rows" and exam.facts.get("stored_infinity"))
-    )
-    return replace(
-        first,
-        op=first.op.lstrip("_"),
-        step=exam.step,
-        dtype=hazard.dtype if hazard is not None else "",
-        in_reference=False  # it did not fit when it was stored
-        if hazard is not None and (hazard.numbers.get("flushed") or hazard.numbers.get("fell_together"))
-        else None  # the twin began with what low precision had already made of it
-        if stored
-        else other is not None
-        and (other.order <= first.order or (other.op == first.op and other.place.site == first.place.site)),
-        hazard=hazard,
-    )
-
-
-def _of_seed(exam: Examination) -> FirstBad | None:
-    """A backward pass that was made again from gradients that were bad already: its twin began with them as well."""
-    seed = exam.facts.get("seed_nonfinite", "")
-    if not seed or exam.facts.get("tiny_probabilities"):
-        return None  # the latter tells who made them
-    op, dtype, fits = ("", "", None) if seed == "NaN" else ("to", "float16", False)
-    nan, place = seed == "NaN", Place(phase="backward")
-    return FirstBad(op, place, 0, nan, step=exam.step, dtype=dtype, in_reference=fits, source="gradients")
-
-
-def _hazard_at(exam: Examination, first: FirstBad) -> Hazard | None:
-    """The hazard that the first bad number is, or that led to it: the nearest at or before it with a consequence."""
-    exact = [h for h in exam.hazards if h.order == first.order]
-    if exact:
-        return max(exact, key=lambda h: h.consequence)
-    before = [h for h in exam.hazards if h.order < first.order and math.isinf(h.consequence)]
-    return max(before, key=lambda h: h.order, default=None)
 
 
 def _reaches_loss(exam: Examination) -> bool:
